@@ -39,15 +39,6 @@ def two_replicas() -> tf.distribute.MirroredStrategy:
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
-@pytest.fixture(params=["op by op", "as a graph"])
-def both_ways_of_eager_functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test as in the first steps of a program, and as in those after enough steps to trace functions."""
-    from tfmp.core import eager_functions
-
-    if request.param == "as a graph":
-        monkeypatch.setattr(eager_functions, "_CALLS_BEFORE_TRACE", 0)
-
-
 @pytest.fixture
 def no_graph_rewrite_after() -> Iterator[None]:
     """Turn TensorFlow's mixed precision graph rewrite off after the test.

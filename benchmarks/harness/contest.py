@@ -17,10 +17,6 @@ from benchmarks.harness.peak_memory import device_of_allocator
 #: How many steps are the first ones: in eager code, tfmp compiles its update for the second step.
 _FIRST_CALLS = 2
 
-#: How many steps are taken before the turns if these have several steps: in eager code, tfmp traces what it does with
-#: small gradients after 64 steps.
-_STEPS_BEFORE = 70
-
 #: The approximate duration of a turn of the slowest contender. A turn takes several steps if steps are shorter, because
 #: the time of a single short step varies too much.
 _SECONDS_OF_TURN = 0.1
@@ -131,9 +127,6 @@ def measure(contenders: Sequence[Contender], rounds: int) -> Results:
     slowest = max(seconds_of(each.step) for each in contenders)
     steps = max(1, min(round(_SECONDS_OF_TURN / slowest), MOST_STEPS // rounds))
     peak_memory = {each.name: _peak_memory(each.step) for each in contenders}
-    if steps > 1:
-        for each in contenders:
-            taken(each.step, _STEPS_BEFORE)
     turns: dict[str, list[float]] = {each.name: [] for each in contenders}
     orders = random.Random(0)
     for _ in range(rounds):

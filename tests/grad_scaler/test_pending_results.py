@@ -4,8 +4,6 @@ import tensorflow as tf
 from tfmp.core.overflow.results import StepResult
 from tfmp.grad_scaler.pending_results import PendingResults
 
-pytestmark = pytest.mark.usefixtures("both_ways_of_eager_functions")
-
 
 def _result(applied: bool, finite: bool, max_abs: float) -> StepResult:
     """Return the result of a step that may drop micro-batches."""

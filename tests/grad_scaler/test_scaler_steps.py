@@ -83,7 +83,6 @@ def test_each_optimizer_with_finite_gradients_steps(host: str, mode: str) -> Non
     assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 @_for_every_host
 def test_step_all_steps_all_optimizers_or_none(host: str) -> None:
     loop = _Loop(host, tfmp.GradScaler(1024), together=True)
@@ -121,7 +120,6 @@ def test_overflow_on_the_second_replica_alone_skips_both(
     assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_optimizer_may_step_in_some_iterations_only() -> None:
     scaler = tfmp.GradScaler(8)
     often, seldom = (tf.Variable(0.0), _sgd()), (tf.Variable(0.0), _sgd())
@@ -251,7 +249,6 @@ def test_scale_of_other_managers_cannot_be_set(manager: Callable[[float], tfmp.L
         tfmp.GradScaler(manager=manager(8)).update(16)
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_manager_gets_the_largest_magnitude_of_all_optimizers() -> None:
     scaler = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager())
     alone = tfmp.LogMaxLossScaleManager()
@@ -268,7 +265,6 @@ def test_manager_gets_the_largest_magnitude_of_all_optimizers() -> None:
     assert scaler.state_dict() == alone.state_dict()
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_steps_are_counted_per_iteration_and_overflows_per_optimizer() -> None:
     scaler, first, second = tfmp.GradScaler(8), tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
     optimizers = [_sgd(), _sgd()]

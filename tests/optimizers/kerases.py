@@ -150,6 +150,37 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
     opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
+def eager_steps(
+    keras: ModuleType, front_end: str, manager: tfmp.LossScaleManager, **settings: Any
+) -> tuple[Any, Callable[[float], None]]:
+    """Return a weight of [1, 2], and a function that takes a step in eager code with SGD at a learning rate of 0.5.
+
+    Args:
+        keras: The Keras of the optimizer.
+        front_end: "LossScaleOptimizer" or "GradScaler".
+        manager: The manager of the loss scale.
+        settings: Further arguments of the front-end.
+
+    Returns:
+        The weight, and the function, which takes the value of the true gradient.
+    """
+    weight = variable(keras, [1, 2])
+    if front_end == "LossScaleOptimizer":
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), manager, **settings)
+        opt.build([weight])
+        return weight, lambda factor: take_step(opt, [weight], [tf.fill([2], factor)])
+    scaler, inner = tfmp.GradScaler(manager=manager, **settings), optimizer(keras)
+    scaler.prepare(inner, [weight])
+
+    def step(factor: float) -> None:
+        with tf.GradientTape() as tape:
+            scaled = scaler.scale(tf.reduce_sum(weight * factor))
+        scaler.step(inner, zip(tape.gradient(scaled, [weight]), [weight], strict=True))
+        scaler.update()
+
+    return weight, step
+
+
 def assert_trains_as(
     plain: Any,
     opt: Any,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, values
+from kerases import eager_steps, for_every_keras, kernel_and_bias, optimizer, take_step, values
 
 import tfmp
 
@@ -145,3 +145,40 @@ def test_saturated_step_is_skipped_by_two_replicas_of_a_graph(
         assert _counts_in_graph(session, opt) == {"a": [0, 0, 2]}
         session.run(train_op, {factors: [0.0625, 0.0625]})
         assert [value.tolist() for value in session.run(local)] == [[1 - 0.0625, 2 - 0.0625]] * 2
+
+
+@for_every_keras()
+@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+def test_what_replaces_a_method_of_the_detectors_class_decides_only_while_it_is_there(
+    keras: ModuleType, front_end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*, steps: int) -> None:
+        for _ in range(steps):
+            step(1.0)
+
+    manager = tfmp.FixedLossScaleManager(8)
+    _, step = eager_steps(keras, front_end, manager)
+    run(steps=70)
+    with monkeypatch.context() as patched:
+        patched.setattr(tfmp.NonFiniteDetector, "all_finite", lambda *_: tf.constant(False))
+        run(steps=3)
+        # Another optimizer of the process takes its first steps meanwhile.
+        other = tfmp.FixedLossScaleManager(8)
+        _, step = eager_steps(keras, front_end, other)
+        run(steps=70)
+    run(steps=5)
+    assert [int(count) for count in manager.get_status()[4:6]] == [70, 3]
+    assert [int(count) for count in other.get_status()[4:6]] == [5, 70]
+
+
+@for_every_keras()
+@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+def test_method_that_one_detector_has_got_decides(keras: ModuleType, front_end: str) -> None:
+    manager, detector = tfmp.FixedLossScaleManager(8), tfmp.NonFiniteDetector()
+    weight, step = eager_steps(keras, front_end, manager, overflow_detector=detector)
+    step(1.0)
+    setattr(detector, "all_finite", lambda *_: tf.constant(False))  # noqa: B010 - a type checker refuses the assignment
+    for _ in range(2):
+        step(1.0)
+    assert [int(count) for count in manager.get_status()[4:6]] == [1, 2]
+    assert values([weight]) == [[0.5, 1.5]]

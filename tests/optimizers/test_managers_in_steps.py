@@ -1,11 +1,11 @@
-"""Managers with further demands on a step: the largest magnitude of its gradients, or a scale below 1."""
+"""Managers with further demands on a step, such as the largest magnitude of its gradients; and their own methods."""
 
 import math
 from types import ModuleType
 
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, kernel_and_bias, optimizer, take_step, values
+from kerases import SCALE, eager_steps, for_every_keras, kernel_and_bias, optimizer, take_step, values
 
 import tfmp
 
@@ -22,7 +22,6 @@ def _manager() -> tfmp.LogMaxLossScaleManager:
     return tfmp.LogMaxLossScaleManager(init_loss_scale=2**20)
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 @for_every_keras()
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
 def test_true_magnitude_sets_the_scale(keras: ModuleType, way: str) -> None:
@@ -156,3 +155,23 @@ def test_overflow_is_found_if_the_manager_has_no_lower_bound_for_its_scale(keras
         opt.scale_loss(tf.constant(1.0))
         opt.apply_gradients(zip([tf.fill([2, 2], 2.0**120), tf.zeros([2])], variables, strict=True))
         assert (values(variables), int(opt.skipped_steps)) == (before, 1)
+
+
+@for_every_keras()
+@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+@pytest.mark.parametrize("method", ["update_loss_scale", "next_state", "note_step"])
+def test_what_replaces_a_method_of_a_manager_is_called_in_each_later_step(
+    keras: ModuleType, front_end: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, seen = tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000), []
+    _, step = eager_steps(keras, front_end, manager)
+    for _ in range(70):
+        step(1.0)
+    original = getattr(manager, method)
+    with monkeypatch.context() as patched:
+        patched.setattr(manager, method, lambda *args: [seen.append(bool(args[-1])), original(*args)][1])
+        for factor in (1.0, math.inf, 1.0):
+            step(factor)
+    step(1.0)
+    assert seen == [True, False, True]
+    assert [int(count) for count in manager.get_status()[3:6]] == [74, 73, 1]

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.eager_functions import EagerFunctions
 from tfmp.core.overflow.results import StepResult
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done
@@ -87,7 +86,6 @@ class PendingResults(NotCheckpointed):
             self._spiked.create()
         # True once a step was built that can be applied although a gradient overflowed.
         self._may_drop = False
-        self._in_eager_code = EagerFunctions()
 
     def get(self, field: str) -> tf.Tensor:
         """Return one of the findings by its name."""
@@ -100,23 +98,11 @@ class PendingResults(NotCheckpointed):
     def add(self, result: StepResult, *, of_step: bool) -> Done:
         """Add a result on which all replicas agree; `of_step` is False for `unscale`, which applies nothing."""
         self._may_drop |= result.complete is not None
-        added = self._add_plain(result, of_step) if result.is_plain else self._add(result, of_step)
+        added = self._state.assign(self.read().with_result(result, of_step=of_step))
         if self._spiked is None or result.spike is None:
             return added
         spiked = tf.logical_or(self._spiked.get("spiked"), result.spike)
         return tf.group(added, self._spiked.assign(_Spiked(spiked)))
-
-    def _add_plain(self, result: StepResult, of_step: bool) -> Done:
-        """Add a result that is plain: it has no more than the first two fields."""
-        answers = [result.usable, *([] if result.max_abs is None else [result.max_abs])]
-
-        def add(*answers: tf.Tensor) -> Done:
-            return self._add(StepResult(*answers), of_step)
-
-        return self._in_eager_code.call(("add", of_step), add, *answers)
-
-    def _add(self, result: StepResult, of_step: bool) -> Done:
-        return self._state.assign(self.read().with_result(result, of_step=of_step))
 
     def result(self, findings: Findings, *, with_max_abs: bool) -> StepResult:
         """Return the findings as one result, with the largest magnitude if it is needed."""
@@ -129,9 +115,5 @@ class PendingResults(NotCheckpointed):
 
     def clear(self, findings: Findings) -> Done:
         """Begin the next iteration after these findings."""
-
-        def clear(*findings: tf.Tensor) -> Done:
-            return self._state.assign(Findings(*findings).cleared())
-
-        cleared = self._in_eager_code.call("clear", clear, *findings)
+        cleared = self._state.assign(findings.cleared())
         return cleared if self._spiked is None else tf.group(cleared, self._spiked.assign(_Spiked(tf.constant(False))))

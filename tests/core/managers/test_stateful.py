@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.managers import LossScaleState
 from tfmp.core.managers.stateful import StatefulManager
 
 
@@ -73,10 +72,14 @@ def test_variables_are_made_after_the_settings_are_checked(session: tf.compat.v1
     assert names == ["loss_scale", "steps"]
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(8, 1)
-    manager.take_step(tf.constant(True))
+
+    def take_step() -> None:
+        manager.update_loss_scale(tf.constant(True))
+        manager.note_step(tf.constant(True))
+
+    take_step()
     hosted: list[tf.Variable] = []
 
     def add_variable(name: str, value: np.generic) -> tf.Variable:
@@ -84,13 +87,12 @@ def test_step_in_eager_code_changes_the_variables_that_have_the_state_now() -> N
         return hosted[-1]
 
     manager.store_in(add_variable)
-    manager.take_step(tf.constant(True))
+    take_step()
     assert float(manager.get_loss_scale()) == 32
     assert [variable.numpy().item() for variable in hosted if variable.name == "loss_scale:0"] == [32]
     assert int(manager.get_status().applied_steps) == 2
 
 
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None:
     manager = Halving()
@@ -98,7 +100,8 @@ def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None
 
     def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         before = manager.get_loss_scale()
-        manager.take_step(tf.constant(False))
+        manager.update_loss_scale(tf.constant(False))
+        manager.note_step(tf.constant(False))
         return before, manager.state.read().loss_scale, manager.state.get("steps")
 
     scales = [[float(each) for each in (tf.function(step) if compiled else step)()] for _ in range(2)]
@@ -123,19 +126,3 @@ def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
     names = ["loss_scale", "steps", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
     assert made == [f"of_host_{name}" for name in names]
     assert (manager.state_dict(), int(manager.get_status().attempted_steps)) == ({"loss_scale": 8, "steps": 0}, 0)
-
-
-@pytest.mark.usefixtures("both_ways_of_eager_functions")
-def test_rule_that_a_user_wrote_runs_in_python_at_every_step() -> None:
-    seen = []
-
-    class Printing(tfmp.ExponentialUpdateLossScaleManager):
-        def next_state(self, state: LossScaleState, finite: tf.Tensor) -> LossScaleState:
-            seen.append(bool(finite))
-            return super().next_state(state, finite)
-
-    manager = Printing(8, 1)
-    for finite in (True, False, True):
-        manager.take_step(tf.constant(finite))
-    assert seen == [True, False, True]
-    assert (int(manager.get_status().applied_steps), int(manager.get_status().skipped_steps)) == (2, 1)

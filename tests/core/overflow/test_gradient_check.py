@@ -10,8 +10,6 @@ from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.types import Gradients
 
-pytestmark = pytest.mark.usefixtures("both_ways_of_eager_functions")
-
 _NOTHING = [0, 0, 0]
 
 

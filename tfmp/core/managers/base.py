@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.eager_functions import EagerFunctions
 from tfmp.core.managers.step_counters import (
     NO_DIFFERENCE,
     NO_STEPS,
@@ -20,7 +19,7 @@ from tfmp.core.managers.step_counters import (
 )
 from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.core.storage.state_variables import StateVariables
-from tfmp.types import AddVariable, Done
+from tfmp.types import AddVariable
 
 
 class LossScaleManager(tf.Module, abc.ABC):
@@ -183,27 +182,6 @@ class LossScaleManager(tf.Module, abc.ABC):
         at_step = tf.where(tf.equal(finite, applied), NO_DIFFERENCE.at_step, number)
         return tf.group(counted, self._last_difference.assign(LastDifference(at_step)))
 
-    def take_step(self, finite: tf.Tensor, *max_abs: tf.Tensor) -> Done:
-        """Adjust the loss scale after a step, and count it: a step that was applied if no gradient overflowed.
-
-        The same as `update_loss_scale` and `note_step`, which a subclass may override.
-
-        Args:
-            finite: A boolean scalar: were the gradients finite on every replica?
-            max_abs: The largest magnitude among the unscaled gradients, if the manager needs it.
-
-        Returns:
-            The op that updates the manager's state and the counters; None in eager mode.
-        """
-
-        def adjust_and_count(*answers: tf.Tensor) -> Done:
-            return tf.group(self.update_loss_scale(*answers), self.note_step(answers[0]))
-
-        if not type(self).__module__.startswith("tfmp."):
-            # A rule that somebody else wrote may depend on anything.
-            return adjust_and_count(finite, *max_abs)
-        return self._in_eager_code.call("take_step", adjust_and_count, finite, *max_abs)
-
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; Keras saves them with a model.
 
@@ -251,8 +229,6 @@ class LossScaleManager(tf.Module, abc.ABC):
             ValueError: Another optimizer already holds the state: each optimizer needs a manager of its own.
         """
         self._counters.store_in(add_variable)
-        # What was traced before uses the former variables.
-        self.__dict__.pop("_in_eager_code", None)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel needs the counters, because its traced functions update them; a checkpoint must not contain
@@ -272,10 +248,6 @@ class LossScaleManager(tf.Module, abc.ABC):
         return status_of(self.get_loss_scale(), self._counters.read(), self._last_difference.read())
 
     # Made on first use, not in a constructor: managers written for tf.contrib do not call `super().__init__()`.
-
-    @functools.cached_property
-    def _in_eager_code(self) -> EagerFunctions:
-        return EagerFunctions()
 
     @functools.cached_property
     def _counters(self) -> StateVariables[StepCounters]:

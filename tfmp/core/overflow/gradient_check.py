@@ -6,15 +6,11 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.eager_functions import EagerFunctions
-from tfmp.core.gradients import arithmetic, counting, finiteness, norms, sums
+from tfmp.core.gradients import arithmetic, counting, finiteness, norms
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.tensorflow_internals import within_xla
-from tfmp.types import Gradient, Gradients
-
-#: Runs the check of small gradients as one graph: its operations cost more there than to read the values.
-_SMALL_IN_EAGER_CODE = EagerFunctions()
+from tfmp.types import Gradients
 
 
 class Scaling(enum.Enum):
@@ -97,16 +93,6 @@ class GradientCheck:
 
     def all_finite(self, grads: Gradients) -> tf.Tensor:
         """Return a boolean scalar: True if all gradients, in the checked form, can be applied."""
-        is_plain = type(self._detector) is NonFiniteDetector and not (self._overwritten or self._needs_norm)
-        if not (is_plain and tf.executing_eagerly() and all(map(_is_small, grads))):
-            return self._all_finite(grads)
-
-        def of_small(loss_scale: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-            return GradientCheck(self._detector, loss_scale, self._scaling, self._num_summed)._all_finite(values)
-
-        return _SMALL_IN_EAGER_CODE.call((self._scaling, self._num_summed), of_small, self._loss_scale, *grads)
-
-    def _all_finite(self, grads: Gradients) -> tf.Tensor:
         to_detect = self._to_detect(grads)
         by_sums = self._needs_norm and type(self._detector) is NonFiniteDetector
         flags = [
@@ -166,7 +152,3 @@ class GradientCheck:
 
     def _next_values(self, grads: Gradients) -> Gradients:
         return [grad if index in self._overwritten else None for index, grad in enumerate(grads)]
-
-
-def _is_small(grad: Gradient) -> bool:
-    return isinstance(grad, tf.Tensor) and sums.is_small(grad)

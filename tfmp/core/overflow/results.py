@@ -53,11 +53,6 @@ class StepResult(NamedTuple):
     spike: tf.Tensor | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """True if the gradients are certainly applied if none overflowed, and only then."""
-        return self.complete is None and self.spike is None
-
-    @property
     def applied(self) -> tf.Tensor:
         """True if the gradients are applied; bool."""
         return self.usable if self.spike is None else tf.logical_and(self.usable, tf.logical_not(self.spike))

@@ -217,8 +217,6 @@ class LossScaler:
     def advance(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
         """Adjust the loss scale and, unless `is_step` is False, count the step; called once for all replicas."""
         answers = [result.finite, *([] if result.max_abs is None else [result.max_abs])]
-        if is_step is None and result.is_plain:
-            return self._manager.take_step(*answers)
         return tf.group(self._manager.update_loss_scale(*answers), self.count(result, is_step))
 
     def count(self, result: StepResult, is_step: tf.Tensor | None = None) -> Done:
@@ -226,7 +224,8 @@ class LossScaler:
 
         def count(_: Gradients) -> Done:
             # The manager records by the second flag if micro-batches were dropped, or a spike was skipped.
-            counted = self._manager.note_step(result.applied, *([] if result.is_plain else [result.finite]))
+            are_same = result.complete is None and result.spike is None
+            counted = self._manager.note_step(result.applied, *([] if are_same else [result.finite]))
             return tf.group(counted, *self.norms.count(result))
 
         return count([]) if is_step is None else conditional_update(is_step, [], count)
