@@ -150,35 +150,46 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
     opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
+#: What `eager_steps` can step with.
+for_every_front_end = pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler", "GradScaler with TF1"])
+
+
 def eager_steps(
-    keras: ModuleType, front_end: str, manager: tfmp.LossScaleManager, **settings: Any
-) -> tuple[Any, Callable[[float], None]]:
-    """Return a weight of [1, 2], and a function that takes a step in eager code with SGD at a learning rate of 0.5.
+    keras: ModuleType, front_end: str, manager: tfmp.LossScaleManager, initial: Any = (1, 2), **settings: Any
+) -> tuple[Any, Callable[[Any], None]]:
+    """Return a weight, and a function that takes a step in eager code with SGD at a learning rate of 0.5.
 
     Args:
         keras: The Keras of the optimizer.
-        front_end: "LossScaleOptimizer" or "GradScaler".
+        front_end: One of those of `for_every_front_end`.
         manager: The manager of the loss scale.
+        initial: The first value of the weight.
         settings: Further arguments of the front-end.
 
     Returns:
-        The weight, and the function, which takes the value of the true gradient.
+        The weight, and the function, which takes the gradient of the scaled loss.
     """
-    weight = variable(keras, [1, 2])
+    weight, inner = variable(keras, initial), optimizer(keras)
     if front_end == "LossScaleOptimizer":
-        opt = tfmp.LossScaleOptimizer(optimizer(keras), manager, **settings)
+        opt = tfmp.LossScaleOptimizer(inner, manager, **settings)
         opt.build([weight])
-        return weight, lambda factor: take_step(opt, [weight], [tf.fill([2], factor)])
-    scaler, inner = tfmp.GradScaler(manager=manager, **settings), optimizer(keras)
+
+        def step(grad: Any) -> None:
+            opt.scale_loss(tf.constant(1.0))
+            opt.apply_gradients([(grad, weight)])
+
+        return weight, step
+    scaler = tfmp.GradScaler(manager=manager, **settings)
+    if front_end == "GradScaler with TF1":
+        weight, inner = tf.Variable(np.float32(initial)), tf.compat.v1.train.GradientDescentOptimizer(0.5)
     scaler.prepare(inner, [weight])
 
-    def step(factor: float) -> None:
-        with tf.GradientTape() as tape:
-            scaled = scaler.scale(tf.reduce_sum(weight * factor))
-        scaler.step(inner, zip(tape.gradient(scaled, [weight]), [weight], strict=True))
+    def step_and_update(grad: Any) -> None:
+        scaler.scale(tf.constant(1.0))
+        scaler.step(inner, [(grad, weight)])
         scaler.update()
 
-    return weight, step
+    return weight, step_and_update
 
 
 def assert_trains_as(

@@ -1,12 +1,14 @@
 """A detector that the user selects decides in every front-end, and the report names the variables that overflowed."""
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import eager_steps, for_every_keras, kernel_and_bias, optimizer, take_step, values
+from kerases import eager_steps, for_every_front_end, for_every_keras, kernel_and_bias, optimizer, take_step, values
 
 import tfmp
 
@@ -148,13 +150,13 @@ def test_saturated_step_is_skipped_by_two_replicas_of_a_graph(
 
 
 @for_every_keras()
-@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+@for_every_front_end
 def test_what_replaces_a_method_of_the_detectors_class_decides_only_while_it_is_there(
     keras: ModuleType, front_end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*, steps: int) -> None:
         for _ in range(steps):
-            step(1.0)
+            step(tf.constant([8.0, 8.0]))
 
     manager = tfmp.FixedLossScaleManager(8)
     _, step = eager_steps(keras, front_end, manager)
@@ -172,13 +174,42 @@ def test_what_replaces_a_method_of_the_detectors_class_decides_only_while_it_is_
 
 
 @for_every_keras()
-@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+@for_every_front_end
 def test_method_that_one_detector_has_got_decides(keras: ModuleType, front_end: str) -> None:
     manager, detector = tfmp.FixedLossScaleManager(8), tfmp.NonFiniteDetector()
     weight, step = eager_steps(keras, front_end, manager, overflow_detector=detector)
-    step(1.0)
+    step(tf.constant([8.0, 8.0]))
     setattr(detector, "all_finite", lambda *_: tf.constant(False))  # noqa: B010 - a type checker refuses the assignment
     for _ in range(2):
-        step(1.0)
+        step(tf.constant([8.0, 8.0]))
     assert [int(count) for count in manager.get_status()[4:6]] == [1, 2]
     assert values([weight]) == [[0.5, 1.5]]
+
+
+@for_every_keras()
+@for_every_front_end
+@pytest.mark.parametrize("num_rows", [16, 2**13])
+def test_rows_that_a_variable_holds_are_checked_anew_in_each_step(
+    keras: ModuleType, front_end: str, num_rows: int
+) -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    weight, step = eager_steps(keras, front_end, manager, np.zeros([num_rows, 2]))
+    rows, seen = tf.Variable(tf.zeros([num_rows, 2])), []
+    for value in (8.0, math.inf, 16.0, math.nan, -8.0):
+        rows.assign(tf.fill([num_rows, 2], value))
+        step(tf.IndexedSlices(rows, tf.range(num_rows), tf.constant([num_rows, 2])))
+        seen.append((int(manager.get_status().skipped_steps), {*weight.numpy().flat}))
+    assert seen == [(0, {-0.5}), (1, {-0.5}), (1, {-1.5}), (2, {-1.5}), (2, {-1.0})]
+
+
+@for_every_keras()
+@for_every_front_end
+@pytest.mark.parametrize("has_shape", [True, False])
+def test_rows_may_be_arrays_of_numpy(keras: ModuleType, front_end: str, has_shape: bool) -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    weight, step = eager_steps(keras, front_end, manager, np.zeros([4, 2]))
+    for value in (8, math.inf, 16):
+        rows = np.full([2, 2], value, np.float32)
+        step(tf.IndexedSlices(rows, np.array([3, 1]), np.array([4, 2]) if has_shape else None))
+    assert weight.numpy().tolist() == [[0, 0], [-1.5, -1.5], [0, 0], [-1.5, -1.5]]
+    assert int(manager.get_status().skipped_steps) == 1

@@ -5,7 +5,16 @@ from types import ModuleType
 
 import pytest
 import tensorflow as tf
-from kerases import SCALE, eager_steps, for_every_keras, kernel_and_bias, optimizer, take_step, values
+from kerases import (
+    SCALE,
+    eager_steps,
+    for_every_front_end,
+    for_every_keras,
+    kernel_and_bias,
+    optimizer,
+    take_step,
+    values,
+)
 
 import tfmp
 
@@ -158,20 +167,21 @@ def test_overflow_is_found_if_the_manager_has_no_lower_bound_for_its_scale(keras
 
 
 @for_every_keras()
-@pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler"])
+@for_every_front_end
 @pytest.mark.parametrize("method", ["update_loss_scale", "next_state", "note_step"])
 def test_what_replaces_a_method_of_a_manager_is_called_in_each_later_step(
     keras: ModuleType, front_end: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, seen = tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000), []
     _, step = eager_steps(keras, front_end, manager)
+    grad = tf.constant([1.0, 1.0])
     for _ in range(70):
-        step(1.0)
+        step(grad)
     original = getattr(manager, method)
     with monkeypatch.context() as patched:
         patched.setattr(manager, method, lambda *args: [seen.append(bool(args[-1])), original(*args)][1])
         for factor in (1.0, math.inf, 1.0):
-            step(factor)
-    step(1.0)
+            step(grad * factor)
+    step(grad)
     assert seen == [True, False, True]
     assert [int(count) for count in manager.get_status()[3:6]] == [74, 73, 1]

@@ -33,7 +33,7 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
             raise TypeError(
                 f"grads must be {what}, and it holds {_shown(grad)}: pass the gradients alone, without their variables."
             )
-    return listed
+    return list(map(_of_tensors, listed))
 
 
 def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> None:
@@ -95,7 +95,7 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
         if not (is_pair and _is_variable(pair[1]) and not isinstance(pair[0], str | bytes | Mapping | Sequence | Set)):
             raise TypeError(f"grads_and_vars must be {what}, and it holds {_shown(pair)}: {advice}.")
-    return [(grad, variable) for grad, variable in listed]
+    return [(_of_tensors(grad), variable) for grad, variable in listed]
 
 
 def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
@@ -130,6 +130,16 @@ def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
     if is_other or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be {what}, got {_shown(given)}: {advice}.")
     return list(given)
+
+
+def _of_tensors(grad: Gradient) -> Gradient:
+    """Return an `IndexedSlices` with tensors as its parts, which may be arrays, or variables, whose values change."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    parts = grad.values, grad.indices, grad.dense_shape
+    if all(part is None or isinstance(part, tf.Tensor) for part in parts):
+        return grad
+    return tf.IndexedSlices(*(None if part is None else tf.convert_to_tensor(part) for part in parts))
 
 
 def _is_array(value: object) -> bool:

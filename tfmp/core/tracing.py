@@ -1,4 +1,4 @@
-"""How code is traced: without AutoGraph, and in which place of which graph."""
+"""How code is traced: without AutoGraph, in a thread without a graph, and for which device."""
 
 import concurrent.futures
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from tfmp.core.tensorflow_internals import control_flow_context, within_xla
+from tfmp.core.tensorflow_internals import within_xla
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -58,23 +58,3 @@ def has_accelerator() -> bool:
     Where a program will run is not known while it is traced, but it can only be a device that is there.
     """
     return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
-
-
-def place_of_ops() -> tuple[object, object]:
-    """Return where ops are being added: a graph, and the branch or loop of TF1's control flow within it.
-
-    A tensor can be used again in the place where it was computed. Within one graph, TensorFlow 1 runs the ops of a
-    branch only if the branch is taken. In eager code there is one place. Two pairs are equal if the place is the same.
-
-    Examples:
-        >>> place_of_ops() == place_of_ops()
-        True
-        >>> graph = tf.Graph()
-        >>> with graph.as_default():
-        ...     place_of_ops() == (graph, None)
-        True
-    """
-    if tf.executing_eagerly():
-        return None, None
-    graph = tf.compat.v1.get_default_graph()
-    return graph, control_flow_context(graph)

@@ -7,18 +7,17 @@ import tensorflow as tf
 
 from tfmp.core.gradients.arithmetic import widen
 from tfmp.core.tensorflow_internals import within_xla
-from tfmp.core.tracing import place_of_ops, within_xla_for_cpu
+from tfmp.core.tracing import within_xla_for_cpu
 
 #: Tensors with fewer values than this are concatenated and read together, because the cost of an op dominates there.
 _SMALL = 2**13
-_HALF_OF_SQUARE_SUM = "_tfmp_half_of_square_sum"
 
 
 def each_half_of_square_sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor, in float64.
 
     Half, because the fast kernel `tf.nn.l2_loss` computes that. A sum is computed in the dtype of its tensor, or in
-    float32 if that is in half precision, and once at each place of a graph, however often it is asked for.
+    float32 if that is in half precision. If a graph contains it several times, TensorFlow computes it once.
     """
     halves = [_half_of_square_sum(each) for each in values]
     if len({each.dtype.name for each in halves}) > 1:
@@ -27,17 +26,8 @@ def each_half_of_square_sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _half_of_square_sum(values: tf.Tensor) -> tf.Tensor:
-    # The check, the norm and the counts of a step need the same sum. The tensor remembers it, for the place where it
-    # was computed.
-    here = place_of_ops()
-    place, half_of_sum = getattr(values, _HALF_OF_SQUARE_SUM, (None, None))
-    if place != here:
-        wide = widen(values)
-        half_of_sum = weighted_sum(tf.square(wide), 0.5) if within_xla() else tf.nn.l2_loss(wide)
-        # A value from eager code may outlive the graph, and would keep it.
-        if tf.executing_eagerly() or tf.is_symbolic_tensor(values):
-            setattr(values, _HALF_OF_SQUARE_SUM, (here, half_of_sum))
-    return half_of_sum
+    wide = widen(values)
+    return weighted_sum(tf.square(wide), 0.5) if within_xla() else tf.nn.l2_loss(wide)
 
 
 def weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
