@@ -59,7 +59,52 @@ def test_a_name_is_checked_for_by_name_or_version(condition: str, checked: bool)
         ('if("__main__"==__name__):\n    main()\n', True),
         (_V1 + "sess = tf.Session()\n", True),
         (_V1 + "def f():\n    return tf.Session()\n", False),
+        (_V1 + "with tf.train.MonitoredTrainingSession() as s:\n    s.run(op)\n", True),
+        (_V1 + "with tf.train.SingularMonitoredSession() as s:\n    s.run(op)\n", True),
+        (_V1 + "with tf.train.MonitoredSession() as s:\n    s.run(op)\n", True),
+        (_V1 + "supervisor = tf.train.Supervisor()\n", True),
+        (_V1 + "with tf.train.SessionManager().prepare_session('') as s:\n    s.run(op)\n", True),
+        (_V1 + "for k in range(2):\n    with tf.train.MonitoredTrainingSession() as s:\n        s.run(op)\n", True),
+        (_V1 + "from tensorflow.contrib import slim\nslim.learning.train(op, 'logs')\n", True),
+        ("from absl import app\napp.run(main)\n", True),
+        ("import requests\nsession = requests.Session()\n", False),
     ],
 )
 def test_a_main_block_or_a_session_shows_that_a_script_is_run(text: str, run: bool) -> None:
     assert is_run(Script(text)) is run
+
+
+_WORK = (
+    _V1
+    + """
+def train():
+    with tf.train.MonitoredTrainingSession() as session:
+        session.run(op)
+
+def go():
+    train()
+
+class Trainer:
+    def __init__(self):
+        self.steps = 3
+
+    def work(self):
+        go()
+
+class Opened:
+    def __init__(self):
+        self.session = tf.Session()
+"""
+)
+
+
+@pytest.mark.parametrize("call", ["train()", "for _ in range(2):\n    go()", "one = Trainer()\none.work()", "Opened()"])
+def test_a_session_in_a_function_that_the_script_calls_shows_that_it_is_run(call: str) -> None:
+    assert is_run(Script(f"{_WORK}{call}\n"))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "one = Trainer()", "make = lambda: train()", "import os\nos.work()", "print(train)"]
+)
+def test_a_library_that_defines_such_functions_is_not_run(line: str) -> None:
+    assert not is_run(Script(f"{_WORK}{line}\n"))

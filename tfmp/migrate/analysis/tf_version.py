@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word, method
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.tables.api_names import Standing, standing
 
@@ -27,7 +27,15 @@ _OLD_KEYWORDS = frozenset(("keep_dims", "reduction_indices", "keep_prob", "dimen
 _OF_R3 = "tensorflow.contrib.mixed_precision."
 _MAIN = re.compile(r"""\(?\s*(__name__\s*==\s*["']__main__["']|["']__main__["']\s*==\s*__name__)\s*\)?""")
 _NOT_PUBLIC = frozenset(("python", "core", "examples", "compat"))
-_STARTS = frozenset(("app.run", "Session", "InteractiveSession"))
+# Calls that run a program: nearly all of them start a session.
+_STARTS = frozenset(
+    f"tensorflow.{name}"
+    for name in (
+        *("app.run", "test.main", "Session", "InteractiveSession", "estimator.train_and_evaluate"),
+        *("train.MonitoredTrainingSession", "train.MonitoredSession", "train.SingularMonitoredSession"),
+        *("train.Supervisor", "train.SessionManager", "contrib.slim.learning.train", "contrib.training.train"),
+    )
+) | {"absl.app.run", "tf_slim.learning.train", "tf_slim.training.train"}
 _ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 # Matches a condition that checks for a name or for a version, but not `FLAGS.version_2_with_negative`.
 _LOOKS = re.compile(r"hasattr\(|\bdir\(|version(__|_info)?\b", re.IGNORECASE)
@@ -171,19 +179,39 @@ def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
 
 
 def is_run(script: Script) -> bool:
-    """Tell whether a script is run as a program, and not only imported."""
+    """Tell whether a script is run as a program, and not only imported.
+
+    A program has a main block, or starts a session at its top level: in its statements, or in functions and methods of
+    its own that these call. Methods are known by their names.
+    """
     if any(asks_for_main(script, node) for node in script.module.body):
         return True
-    return any(
-        name_in_tensorflow(script.name_of(call.func)) in _STARTS
-        and not any(isinstance(above, cst.FunctionDef | cst.ClassDef | cst.Lambda) for above in script.ancestors(call))
-        for call in script.nodes(cst.Call)
-    )
+    called: dict[str, set[str]] = {}
+    for call in script.nodes(cst.Call):
+        name = script.name_of(call.func) or method(call)[1] or dotted(call.func)
+        called.setdefault(_definition_around(script, call), set()).add(name)
+    reached, new = {""}, {""}
+    while new:
+        new = {name for one in new for name in called.get(one, ())} - reached
+        reached |= new
+    return not _STARTS.isdisjoint(reached)
 
 
 def asks_for_main(script: Script, node: cst.CSTNode) -> bool:
     """Tell whether a statement is an `if` that tests `__name__ == "__main__"`."""
     return isinstance(node, cst.If) and _MAIN.fullmatch(script.code(node.test)) is not None
+
+
+def _definition_around(script: Script, node: cst.CSTNode) -> str:
+    """Return the name of the outermost function, method or class around a node; empty at the top level of the script.
+
+    `__init__` is known by the name of its class, which calls it.
+    """
+    kinds = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
+    around = [above for above in script.ancestors(node) if isinstance(above, kinds)][::-1]
+    names = ["lambda" if isinstance(above, cst.Lambda) else above.name.value for above in around]
+    is_method = len(names) > 1 and isinstance(around[0], cst.ClassDef) and names[1] != "__init__"
+    return names[is_method] if names else ""
 
 
 def _is_called_as_of_old(script: Script, node: cst.CSTNode) -> bool:
