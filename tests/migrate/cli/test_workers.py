@@ -181,3 +181,28 @@ def test_no_process_outlives_the_command(ending: signal.Signals) -> None:
         time.sleep(0.01)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert not list(Path("many").glob(".*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals of POSIX")
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_command_while_it_replaces_a_file_leaves_no_other_file(ending: signal.Signals) -> None:
+    _write(a=_SCRIPT, b=_SCRIPT)
+    script = (
+        "import os, sys, time; from tfmp.migrate.cli import command; chmod = os.chmod; "
+        "os.chmod = lambda *given: (print('replacing', flush=True), time.sleep(1), chmod(*given)); "
+        "sys.exit(command.main(['--write', 'a.py', 'b.py']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "replacing\n"
+    process.send_signal(ending)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, _INTERRUPTED)
+    assert output.startswith("a.py: rewritten by R2\n")
+    assert {path.name: path.read_text() for path in Path().iterdir()} == {"a.py": _REWRITTEN, "b.py": _SCRIPT}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -49,7 +51,7 @@ exit status:
   1  something is left: it trains wrongly, it fails, or a file was not done; or the report cannot be printed. With
      --check, a rewrite that is not written yet counts too.
   2  usage: an option that does not exist, options that exclude each other, an empty PATH, or a missing package.
-  130  an interrupt (Ctrl-C) ended the run: the report covers the files that were finished by then."""
+  130  an interrupt (Ctrl-C), SIGTERM or SIGHUP ended the run: the report covers the files finished by then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments)
+        with _interruptible():
+            return _run(arguments)
     except ImportError as error:
         _say(f"{_program()}: {error}", error=True)
         return 2
@@ -123,6 +126,21 @@ def _run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return _unreported(error)
     return _interrupted() if interrupted else _status(arguments, reports)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Take a request to end, or a terminal that is closed, as an interrupt: files that were begun are finished."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if is_main and hasattr(signal, name)]
+    ending = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in ending:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _unreported(error: OSError | ValueError) -> int:

@@ -86,7 +86,10 @@ def _process_in(
 
 
 def _prepare() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The parent handles what a terminal sends to all processes, and lets these finish their files.
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     # A tree has some 100,000 nodes, and none is garbage before its file is done. This saves a tenth of the time.
     gc.set_threshold(200_000)
     with files.held(signal.SIGTERM):  # the thread that writes files decides when
