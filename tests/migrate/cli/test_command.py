@@ -169,6 +169,22 @@ def test_what_libcst_cannot_parse_is_one_line_with_its_place(capsys: pytest.Capt
     ]
 
 
+def test_a_file_that_mixes_tabs_and_spaces_is_named_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    mixed = (
+        'import tensorflow as tf\n\n\ndef f(a):\n        """A.\n\n\tB.\n        """\n        if a:\n            a = 1\n'
+    )
+    _write(
+        a=f"{mixed}        elif not a:\n\t        a = 2\n",
+        b="import tensorflow as tf\nif tf:\n\tx = 1\n        y = 2\n",
+    )
+    assert command.main(["."]) == 1
+    told = "Make spaces of the tabs at the starts of its lines, for example by `expand --initial`."
+    shown = capsys.readouterr().out
+    mix = "LibCST, which edits it, cannot parse its mix of tabs and spaces, which begins here"
+    assert f"./a.py:12: not done: {mix}. {told}\n    | a = 2\n" in shown
+    assert f"(inconsistent use of tabs and spaces in indentation). {told}\n    | y = 2\n" in shown
+
+
 def test_what_is_not_python_3_and_does_not_concern_tensorflow_is_nobodys_task() -> None:
     _write(a="print 'x'\n", b="def f(:\n")
     assert command.main(["."]) == 0

@@ -23,6 +23,7 @@ _NOTEBOOK = (
 )
 _NO_SCRIPT = "its name is not that of a script, and it imports nothing: if it is one, give it a name that ends in .py"
 _IPYTHON = "If the line is a command of IPython, such as %matplotlib or !pip, remove it, or make it a comment"
+_TABS = "Make spaces of the tabs at the starts of its lines, for example by `expand --initial`"
 _OF_IPYTHON = re.compile(r"\s*([%!?]|\w+\s*=\s*[%!])")
 
 
@@ -66,13 +67,10 @@ def process(found: files.Found, job: Job) -> FileReport:
         return _process(found.path, job)
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
-        advice = _advice(found.path, error.text or "")
+        advice = _TABS if isinstance(error, TabError) else _advice(found.path, error.text or "")
         message, line = f"Python {version} cannot parse it ({error.msg}). {advice}", error.lineno
     except cst.ParserSyntaxError as error:
-        message = "LibCST, which edits it, cannot parse this line, though Python can"
-        # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
-        said = re.search(r"error at (\d+):", error.message)
-        line = int(said[1]) if said else error.raw_line
+        message, line = _unparsed(found.path, error)
     except (files.UnusableFileError, RewritingError) as error:
         message = str(error)
     except (RecursionError, MemoryError):
@@ -87,6 +85,26 @@ def _advice(path: str, line: str) -> str:
     if not files.is_named_as_python(path):
         return "Its name is not that of a script either"
     return _IPYTHON if _OF_IPYTHON.match(line) else "If it is Python 2, run 2to3 or futurize first"
+
+
+def _unparsed(path: str, error: cst.ParserSyntaxError) -> tuple[str, int]:
+    """Return why LibCST cannot parse a file that Python can parse, and the line."""
+    mixed = _mixed_line(files.read(path)[0]) if "tokenizer error" in error.message else None
+    if mixed is not None:
+        return f"LibCST, which edits it, cannot parse its mix of tabs and spaces, which begins here. {_TABS}", mixed
+    # At the end of a line, `raw_line` is the number of the next line; only the message has the right number.
+    said = re.search(r"error at (\d+):", error.message)
+    line = int(said[1]) if said else error.raw_line
+    return "LibCST, which edits it, cannot parse this line, though Python can", line
+
+
+def _mixed_line(text: str) -> int | None:
+    """Return the first line whose indentation is not of the first character that indents; None without one."""
+    lines = re.split(r"\r\n?|\n", text)
+    starts = sorted({node.lineno for node in ast.walk(_parsed(text)) if isinstance(node, ast.stmt)})
+    indents = {number: lines[number - 1].partition(lines[number - 1].strip())[0] for number in starts}
+    first = "".join(indents.values())[:1]
+    return next((number for number, indent in indents.items() if indent.strip(first)), None)
 
 
 def _process(path: str, job: Job) -> FileReport:
@@ -115,10 +133,7 @@ def _process(path: str, job: Job) -> FileReport:
 
 def _module(text: str, *, must_be_code: bool) -> modules.Module:
     try:
-        with warnings.catch_warnings():
-            # Warnings about the script's own code, such as invalid escapes, must not appear.
-            warnings.simplefilter("ignore")
-            module = modules.read(ast.parse(text))
+        module = modules.read(_parsed(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # LibCST accepts some of Python 2, and deeply nested expressions end its process.
         if must_be_code or concerns(text):
@@ -128,6 +143,13 @@ def _module(text: str, *, must_be_code: bool) -> modules.Module:
     if must_be_code and not module.imports:
         raise files.UnusableFileError(_NO_SCRIPT)
     return module
+
+
+def _parsed(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        # Warnings about the script's own code, such as invalid escapes, must not appear.
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _rewrite(text: str, tensorflow: int | None) -> Rewritten:
