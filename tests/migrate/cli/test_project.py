@@ -189,6 +189,41 @@ def test_the_diff_has_the_rewrites_of_a_file_without_a_version(tmp_path: Path) -
     assert b"+tf.keras.mixed_precision.set_global_policy(" in report.diff
 
 
+_BRIDGE = "from npu_bridge.npu_init import *\n"
+
+
+def test_names_that_star_imports_take_from_the_project_do_not_keep_the_star_import_of_the_bridge() -> None:
+    _write(
+        {
+            "run.py": f"{_BRIDGE}from nets.shapes import *\nopt = NPULossScaleOptimizer(Feeder(tidy(sizes)), SCALE)\n",
+            "nets/__init__.py": "",
+            "nets/shapes.py": "from .base import *\nclass Feeder: pass\nfor sizes in ([1], [2]): pass\n",
+            "nets/base.py": "from nets.shapes import *\nimport os as SCALE\nif SCALE:\n    def tidy(v): return v\n",
+        }
+    )
+    assert command.main(["--write", "."]) == 0
+    assert Path("run.py").read_text() == (
+        "from tfmp.npu import NPULossScaleOptimizer\nfrom nets.shapes import *\n"
+        "opt = NPULossScaleOptimizer(Feeder(tidy(sizes)), SCALE)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "told"),
+    [
+        ("class Feeder: pass\n", "Nothing binds _hidden (line 3)."),
+        ("from elsewhere import *\n", "Only the star import of shapes may bind Feeder (line 3), _hidden (line 3)."),
+        ("class Feeder:\n", "Only the star import of shapes may bind Feeder (line 3), _hidden (line 3)."),
+    ],
+)
+def test_a_name_that_no_file_is_known_to_bind_keeps_the_star_import_of_the_bridge(shapes: str, told: str) -> None:
+    _write({"run.py": f"{_BRIDGE}from shapes import *\nopt = Feeder(_hidden)\n", "shapes.py": f"_hidden = 1\n{shapes}"})
+    (report,), _ = process_run([files.Found("run.py")], Job())
+    (finding,) = report.findings
+    assert (finding.rule, finding.line) == ("R5*", 1)
+    assert told in finding.text
+
+
 @pytest.mark.parametrize(
     ("base", "text", "is_reported"),
     [

@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import libcst as cst
@@ -48,9 +49,12 @@ class Script(Tree):
         'tf.contrib.mixed_precision.LossScaleOptimizer'
     """
 
-    def __init__(self, text: str, tensorflow: int | None = None) -> None:
+    def __init__(
+        self, text: str, tensorflow: int | None = None, star_names: Mapping[str, frozenset[str]] = MappingProxyType({})
+    ) -> None:
         super().__init__(text)
         self.tensorflow = tensorflow
+        self.star_names = star_names
         self.scopes = Scopes(self)
         self._made: dict[object, object] = {}
 

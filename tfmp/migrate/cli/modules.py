@@ -2,8 +2,12 @@
 
 import ast
 import builtins
-from collections.abc import Collection, Iterator
+import os
+import symtable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
+
+from tfmp.migrate.cli import files
 
 _BUILTINS = frozenset(dir(builtins))
 _BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
@@ -50,6 +54,45 @@ def read(tree: ast.Module) -> Module:
         _tensorflow_words(tree),
         frozenset(words),
     )
+
+
+def paths_of(one: Import, directory: str, exists: Callable[[str], bool]) -> list[str]:
+    """Return the existing files that an import in a directory may load: from there, or the nearest directory above."""
+    for _ in range(one.level - 1):
+        directory = os.path.dirname(directory)
+    while True:
+        paths = [os.path.join(directory, *name.split(".")) for name in one.names]
+        files = (file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py")))
+        found = [file for file in files if exists(file)]
+        above = os.path.dirname(directory)
+        if found or one.level or above == directory:
+            return found
+        directory = above
+
+
+def star_names(path: str, imports: Iterable[Import], above: tuple[str, ...] = ()) -> dict[str, frozenset[str]]:
+    """Return the names that the star imports of a file bind, by the module; without modules whose file is not found.
+
+    The file may be imported by files `above`. A `*` among the names stands for names that are not known.
+    """
+    stars = [one for one in imports if one.names[0].endswith("*")]
+    found = ((one, file) for one in stars for file in paths_of(one, os.path.dirname(path), os.path.isfile))
+    return {
+        "." * one.level + one.names[-1]: _public_names(file, (*above, path)) for one, file in found if file not in above
+    }
+
+
+def _public_names(path: str, above: tuple[str, ...]) -> frozenset[str]:
+    try:
+        text, _ = files.read(path)
+        symbols = symtable.symtable(text, path, "exec").get_symbols()
+        imports = read(ast.parse(text)).imports
+    except (files.UnusableFileError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset("*")
+    names = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    known = star_names(path, imports, above)
+    others = {"*"} if len(known) < sum(one.names[0].endswith("*") for one in imports) else ()
+    return frozenset(name for name in names.union(others, *known.values()) if not name.startswith("_"))
 
 
 def _tensorflow_words(tree: ast.Module) -> frozenset[str]:

@@ -1,9 +1,11 @@
 """Rewrites one file and reports on it."""
 
 import ast
+import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import libcst as cst
@@ -117,7 +119,8 @@ def _process(path: str, job: Job) -> FileReport:
     # LibCST drops form feeds at the start of a file.
     script = text.lstrip("\f")
     lead = text.removesuffix(script)
-    done = _rewrite(script, job.tensorflow)
+    star_names = modules.star_names(os.path.abspath(path), module.imports)
+    done = _rewrite(script, job.tensorflow, star_names)
     report = FileReport(path, done.changes, done.findings, encoding=encoding, module=module, role=done.role)
     if not done.changes or (job.write and job.waits and report.waits):
         return report
@@ -127,7 +130,7 @@ def _process(path: str, job: Job) -> FileReport:
     files.replace(path, before, after)
     changes = tuple(change._replace(line=change.written_line) for change in done.changes)
     # The findings of the written file, so that all lines, also those in messages, are lines of the file as it is now.
-    findings = _rewrite(done.text, job.tensorflow).findings
+    findings = _rewrite(done.text, job.tensorflow, star_names).findings
     return report._replace(changes=changes, findings=findings, module=_module(done.text, must_be_code=False))
 
 
@@ -152,10 +155,10 @@ def _parsed(text: str) -> ast.Module:
         return ast.parse(text)
 
 
-def _rewrite(text: str, tensorflow: int | None) -> Rewritten:
+def _rewrite(text: str, tensorflow: int | None, star_names: Mapping[str, frozenset[str]]) -> Rewritten:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST_CALLS))
     try:
-        return rewrite(text, tensorflow)
+        return rewrite(text, tensorflow, star_names)
     finally:
         sys.setrecursionlimit(before)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tfmp.migrate.analysis.project_role import ProjectRole
 from tfmp.migrate.analysis.tf_version import TfVersion
 from tfmp.migrate.cli.files import Found
-from tfmp.migrate.cli.modules import Import, Module
+from tfmp.migrate.cli.modules import Import, Module, paths_of
 from tfmp.migrate.cli.processing import FileReport, Job
 from tfmp.migrate.cli.workers import process_all
 from tfmp.migrate.edits.results import Finding, Level
@@ -198,13 +198,4 @@ def _edges(paths: Sequence[str], modules: Sequence[Module]) -> Iterator[list[tup
 
 def _targets(directory: str, one: Import, numbers: dict[str, int]) -> list[int]:
     """Return the files that an import may load, from the nearest directory that has one."""
-    for _ in range(one.level - 1):
-        directory = os.path.dirname(directory)
-    while True:
-        paths = [os.path.join(directory, *name.split(".")) for name in one.names]
-        files = (file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py")))
-        found = [numbers[file] for file in files if file in numbers]
-        above = os.path.dirname(directory)
-        if found or one.level or above == directory:
-            return found
-        directory = above
+    return [numbers[path] for path in paths_of(one, directory, numbers.__contains__)]

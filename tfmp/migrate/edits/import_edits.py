@@ -140,6 +140,8 @@ def _imports_of(
     together: dict[tuple[str, str], list[cst.ImportAlias]] = {}
     for alias in moved:
         module, name = targets[alias.evaluated_name]
+        if not name:
+            continue
         together.setdefault((module, "" if module else name), []).append(alias)
     for (module, _), aliases in together.items():
         names = ", ".join(_renamed(targets[alias.evaluated_name][1], alias) for alias in aliases)

@@ -31,7 +31,8 @@ class MovedNames(NamedTuple):
 
     rule: str
     statement: cst.ImportFrom  #: It lists its names, without a star.
-    #: For each moved name its new module and its name there; the module is empty for a name that is a module itself.
+    #: For each moved name its new module and its name there. The module is empty for a name that is a module itself;
+    #: both are empty for a name that is removed.
     targets: Mapping[str, tuple[str, str]]
 
 

@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tfmp.migrate.analysis.project_role import ProjectRole, project_role
@@ -49,13 +50,16 @@ class Rewritten(NamedTuple):
     role: ProjectRole | None = None  #: The role of the original script; None if it does not concern any rule.
 
 
-def rewrite(text: str, tensorflow: int | None = None) -> Rewritten:
+def rewrite(
+    text: str, tensorflow: int | None = None, star_names: Mapping[str, frozenset[str]] = MappingProxyType({})
+) -> Rewritten:
     """Apply all rules to a script: rewrite what is certain, and report the rest.
 
     Args:
         text: The whole script.
         tensorflow: The TensorFlow version, 1 or 2, of a script that does not show its version; None to leave such a
             script alone.
+        star_names: The names that star imports of the project's files bind, by the module as the script writes it.
 
     Returns:
         The rewritten script with its changes and findings. The text is the same if no rule edits it.
@@ -82,7 +86,7 @@ def rewrite(text: str, tensorflow: int | None = None) -> Rewritten:
             f"it has more than {_MOST_COMMAS:,} commas, which can take minutes and gigabytes of memory: move its data "
             "to a file of another format, such as .npy, and run this again"
         )
-    script = Script(text, tensorflow)
+    script = Script(text, tensorflow, star_names)
     found = [result for rule in RULES for result in rule(script)]
     needed = [result for result in found if isinstance(result, results.NeededImport)]
     moved = [result for result in found if isinstance(result, results.MovedNames)]

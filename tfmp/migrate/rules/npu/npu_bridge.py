@@ -7,6 +7,7 @@ import libcst as cst
 from tfmp.migrate.analysis.expressions import Imported, argument
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_guarded
+from tfmp.migrate.edits.import_edits import without_statement
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
 from tfmp.migrate.tables.npu_bridge_names import STAR, advised, import_lines, in_lines, is_of_bridge, target
 
@@ -37,7 +38,7 @@ _UNCHECKED = (
 
 
 def rewrite(script: Script) -> Iterator[Result]:
-    """Import the loss-scaling names from tfmp.npu, and report the other names of the bridge."""
+    """Import the names that tfmp.npu has from it, remove imports that nothing uses, and report the other names."""
     imports = [one for one in script.imports if _is_of_bridge(one.name)]
     nodes = dict.fromkeys(one.node for one in imports)
     stars = [node for node in nodes if isinstance(node.names, cst.ImportStar)]
@@ -55,8 +56,8 @@ def _is_of_bridge(name: str) -> bool:
 
 
 def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Sequence[Imported]) -> Iterator[Result]:
-    """Import the names that tfmp has from it, and report the others."""
-    lines = {}
+    """Import the names that tfmp has from it, remove those that nothing uses, and report the others."""
+    lines: dict[str, list[int]] = {}
     for one in imported:
         module, word = target(one.name), one.name.rpartition(".")[2]
         if module and isinstance(node, cst.ImportFrom):
@@ -64,17 +65,30 @@ def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Seque
         elif module and one.alias is not None and one.alias.asname is not None:
             yield Edit(RULE, *script.span(one.alias.name), f"{module}.{word}")
         else:
+            shown = one.raw if isinstance(node, cst.Import) else word
             names = [name for name in script.scopes.words.get(one.bound, ()) if script.is_use(name)]
-            lines[one.raw if isinstance(node, cst.Import) else word] = sorted({script.line(name) for name in names})
-    if lines:
-        yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(lines)}.")
+            lines[shown] = sorted({*lines.get(shown, ()), *(script.line(name) for name in names)})
+    removed = list(_removed(script, node, [name for name, found in lines.items() if not found]))
+    yield from removed
+    left = {name: found for name, found in lines.items() if found or not removed}
+    if left:
+        yield Finding(RULE, script.line(node), Level.FAILS, _MISSING, f"{advised(left)}.")
+
+
+def _removed(script: Script, node: cst.Import | cst.ImportFrom, unused: Sequence[str]) -> Iterator[Result]:
+    """Remove names from an import, or the import if it has no others; nothing if that needs a person."""
+    if not isinstance(node.names, cst.ImportStar) and len(unused) == len(node.names):
+        yield from without_statement(script, node, RULE)
+    elif isinstance(node, cst.ImportFrom) and unused:
+        yield MovedNames(RULE, node, dict.fromkeys(unused, ("", "")))
 
 
 def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:
     """Import the names one by one if all of them are known, and report the star imports otherwise."""
     free = {name: lines for name, lines in script.unbound_names.items() if nodes and name not in _OF_PYTHON2}
     ours = [name for name in free if target(f"{STAR}.{name}") is not None]
-    left = {name: lines for name, lines in free.items() if name not in ours}
+    known = frozenset(ours).union(*script.star_names.values())
+    left = {name: lines for name, lines in free.items() if name not in known}
     for node in nodes:
         start, end = script.span(node)
         if not script.is_top_level(node):
@@ -90,7 +104,8 @@ def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:
 def _of_star(script: Script, left: Mapping[str, Sequence[int]], ours: Sequence[str]) -> str:
     theirs = {name: lines for name, lines in left.items() if is_of_bridge(name)}
     unknown = ", ".join(f"{name} ({in_lines(lines)})" for name, lines in left.items() if name not in theirs)
-    others = [one.raw for one in script.imports if not one.bound and not _is_of_bridge(one.name)]
+    stars = [one.raw for one in script.imports if not one.bound and not _is_of_bridge(one.name)]
+    others = [raw for raw in stars if "*" in script.star_names.get(raw, "*")]
     by = f"Only the star import of {', '.join(others)} may bind {unknown}. " if others else f"Nothing binds {unknown}. "
     rest = " and ".join(f"`{line}`" for line in import_lines(ours))
     told = f"Replace what is of the bridge: {advised(theirs)}. " if theirs else ""
