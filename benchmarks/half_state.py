@@ -94,7 +94,7 @@ def _update(optimizer: Any, size: int, jit_compile: bool) -> Callable[[], object
     numbers = np.random.default_rng(0)
     weights = [keras.Variable(numbers.normal(size=[size, size]).astype(np.float32)) for _ in range(_MATRICES)]
     grads = [tf.constant(numbers.normal(size=[size, size]).astype(np.float32)) for _ in range(_MATRICES)]
-    scaled = tfmp.LossScaleOptimizer(optimizer, 1024.0, jit_compile=jit_compile)
+    scaled = tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(1024.0), jit_compile=jit_compile)
     scaled.build(weights)
     # So that the gradients are known to be those of a scaled loss.
     scaled.scale_loss(tf.constant(0.0))

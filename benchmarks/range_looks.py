@@ -108,7 +108,7 @@ def _step(recorded: bool) -> tuple[Callable[[], None], Any]:
     """Return a training step of a dense net of 8 million weights, and the object that looks at it."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([1024]), *(keras.layers.Dense(1024, "relu") for _ in range(8))])
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), 1024.0)
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), tfmp.FixedLossScaleManager(1024.0))
     opt.build(model.trainable_variables)
     ranges = opt.record_gradient_ranges() if recorded else None
     x = tf.random.stateless_normal([64, 1024], [1, 2])

@@ -92,8 +92,9 @@ def build(policy: str, seed: int, loss_scale: float = 1.0) -> keras.Model:
         hidden = keras.layers.Dense(64, "sigmoid", name=f"branch_{index}")(hidden)
     model = keras.Model(inputs, {"image": image, "digit": keras.layers.Dense(CLASSES, name="digit")(hidden)})
     adam = keras.optimizers.Adam(5e-3)
+    fixed = tfmp.FixedLossScaleManager(loss_scale)
     model.compile(
-        adam if policy == "float32" else tfmp.LossScaleOptimizer(adam, loss_scale),
+        adam if policy == "float32" else tfmp.LossScaleOptimizer(adam, fixed),
         {"image": "mse", "digit": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
         loss_weights={"image": 1.0, "digit": DIGIT_WEIGHT},
         steps_per_execution=25,

@@ -210,4 +210,6 @@ def optimizer(cell: Cell, steps: int, learning_rate: float) -> keras.optimizers.
     if PRECISIONS[cell.precision].scaled:
         return tfmp.LossScaleOptimizer(adam, accumulation_steps=micro_batches)
     # A scale of 1 scales nothing: here the wrapper only accumulates.
-    return adam if micro_batches == 1 else tfmp.LossScaleOptimizer(adam, 1, accumulation_steps=micro_batches)
+    if micro_batches == 1:
+        return adam
+    return tfmp.LossScaleOptimizer(adam, tfmp.FixedLossScaleManager(1), accumulation_steps=micro_batches)

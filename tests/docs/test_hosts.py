@@ -24,9 +24,9 @@ def _objects() -> Iterator[tuple[str, Any]]:
         except ModuleNotFoundError:
             continue
         is_keras_3 = keras.__version__.startswith("3.")
-        yield "Keras 3" if is_keras_3 else "Keras 2", tfmp.LossScaleOptimizer(keras.optimizers.Adam(), 8)
+        yield "Keras 3" if is_keras_3 else "Keras 2", tfmp.LossScaleOptimizer(keras.optimizers.Adam())
         if not is_keras_3:
-            yield "Keras legacy", tfmp.LossScaleOptimizer(keras.optimizers.legacy.Adam(), 8)
+            yield "Keras legacy", tfmp.LossScaleOptimizer(keras.optimizers.legacy.Adam())
 
 
 _OBJECTS = dict(_objects())

@@ -309,7 +309,7 @@ def test_rounding_alone_is_compiled_if_the_update_is_not(wrapped: bool) -> None:
     weight = keras.Variable(np.ones([4, 4], np.float32))
     opt: Any = adam(keras)
     if wrapped:
-        opt = tfmp.LossScaleOptimizer(opt, 1.0, jit_compile=False)
+        opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(1.0), jit_compile=False)
         opt.scale_loss(tf.constant(1.0))
     opt.build([weight])
     step = tf.function(lambda: opt.apply([tf.ones([4, 4])], [weight]), autograph=False)
@@ -380,7 +380,9 @@ def test_weights_in_half_precision_decay_once_in_a_step() -> None:
 def test_model_at_o3_learns() -> None:
     points, sides = classification()
     sgd = tfmp.half_state(keras.optimizers.SGD(0.5, momentum=0.9), momentum="float16", rounding="stochastic")
-    trained = model(keras, tfmp.LossScaleOptimizer(sgd, 128.0), "float16", metrics=["accuracy"])
+    trained = model(
+        keras, tfmp.LossScaleOptimizer(sgd, tfmp.FixedLossScaleManager(128.0)), "float16", metrics=["accuracy"]
+    )
     trained.fit(points, sides, batch_size=64, epochs=30, verbose=0)
     assert {weight.dtype for weight in trained.weights} == {"float16"}
     assert np.mean((trained.predict(points, verbose=0) > 0) == sides) > 0.95
@@ -406,7 +408,7 @@ def test_gradients_of_half_weights_are_unscaled_in_float32(way: str) -> None:
         scaler.step(opt, [(grad, weight)])
     else:
         steps = 2 if way == "accumulation" else 1
-        wrapped = tfmp.LossScaleOptimizer(opt, 1024.0, accumulation_steps=steps)
+        wrapped = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(1024.0), accumulation_steps=steps)
         wrapped.build([weight])
         wrapped.scale_loss(tf.constant(1.0))
         for _ in range(steps):

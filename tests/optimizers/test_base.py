@@ -38,7 +38,7 @@ def test_wrapped_optimizer_has_two_names_as_an_argument_and_one_to_read_it() -> 
         inners.append(pytest.importorskip("keras").optimizers.SGD(0.5))
     for inner in inners:
         for name in ("opt", "inner_optimizer"):
-            assert tfmp.LossScaleOptimizer(**{name: inner}, loss_scale_manager=8).inner_optimizer is inner
+            assert tfmp.LossScaleOptimizer(**{name: inner}, loss_scale_manager="fixed").inner_optimizer is inner
         with pytest.raises(TypeError, match=r"opt and inner_optimizer are two names of one argument: give one"):
             tfmp.LossScaleOptimizer(opt=inner, inner_optimizer=inner)
         with pytest.raises(TypeError, match=r"opt and inner_optimizer are two names"):

@@ -26,11 +26,11 @@ def _sgd(host: str) -> Any:
 
 
 def _minimize(host: str, variables: list[tf.Variable], loss: Callable[[], tf.Tensor]) -> None:
-    tfmp.LossScaleOptimizer(_sgd(host), 8).minimize(loss, var_list=variables)
+    tfmp.LossScaleOptimizer(_sgd(host), tfmp.FixedLossScaleManager(8)).minimize(loss, var_list=variables)
 
 
 def _apply_gradients(host: str, variables: list[tf.Variable], loss: Callable[[], tf.Tensor]) -> None:
-    opt = tfmp.LossScaleOptimizer(_sgd(host), 8)
+    opt = tfmp.LossScaleOptimizer(_sgd(host), tfmp.FixedLossScaleManager(8))
     with tf.GradientTape() as tape:
         scaled = loss() * 8
     grads = tape.gradient(scaled, variables)
@@ -70,7 +70,7 @@ def test_complex_variable_is_refused_by_name_and_its_parts_are_trained(host: str
 def test_complex_gradients_are_refused_when_they_are_unscaled(host: str) -> None:
     grads = [tf.constant([1j], tf.complex64)]
     with pytest.raises(TypeError, match=_OF_ONE):
-        tfmp.LossScaleOptimizer(_sgd(host), 8).get_unscaled_gradients(grads)
+        tfmp.LossScaleOptimizer(_sgd(host), tfmp.FixedLossScaleManager(8)).get_unscaled_gradients(grads)
     with pytest.raises(TypeError, match=_OF_ONE):
         tfmp.GradScaler(8).unscale(_sgd(host), grads)
     with pytest.raises(TypeError, match=_OF_ONE):
@@ -94,7 +94,7 @@ def test_fit_names_the_complex_weight_of_a_layer(host: str) -> None:
             return tf.abs(tf.convert_to_tensor(self.phase)) * inputs
 
     model = kerases.installed()[host].Sequential([Rotation()])
-    model.compile(tfmp.LossScaleOptimizer(_sgd(host), 8), "mse")
+    model.compile(tfmp.LossScaleOptimizer(_sgd(host), tfmp.FixedLossScaleManager(8)), "mse")
     ones = np.ones([2, 1], np.float32)
     with pytest.raises(TypeError, match=_OF_PHASE):
         model.fit(ones, ones, verbose=0)

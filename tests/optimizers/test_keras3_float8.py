@@ -54,7 +54,7 @@ class _Float8Training:
 
 @pytest.mark.essential
 def test_skipped_step_leaves_the_scales_of_float8() -> None:
-    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), 2.0**10))
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(2.0**10)))
     training.step(tf.constant(1.0))
     training.step(tf.constant(1.0))
     before = training.scales()
@@ -89,7 +89,7 @@ def test_halved_scale_saturates_no_step() -> None:
 
 
 def test_training_learns_through_changes_of_the_scale() -> None:
-    def accuracy(policy: str | None, scale: Any) -> float:
+    def accuracy(policy: str | None, manager: tfmp.LossScaleManager) -> float:
         keras.utils.set_random_seed(2)
         rng = np.random.default_rng(0)
         points = rng.normal(size=[512, 16]).astype(np.float32)
@@ -100,7 +100,7 @@ def test_training_learns_through_changes_of_the_scale() -> None:
             for layer in model.layers:
                 layer.quantize("float8")
         model.compile(
-            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), scale),
+            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), manager),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
         model.fit(points, classes, batch_size=64, epochs=25, verbose=0)
@@ -108,14 +108,14 @@ def test_training_learns_through_changes_of_the_scale() -> None:
 
     # The scale is doubled every 20 of 200 steps.
     growing = tfmp.ExponentialUpdateLossScaleManager(2.0**5, 20)
-    in_float8, in_float32 = accuracy("mixed_float16", growing), accuracy(None, 1.0)
+    in_float8, in_float32 = accuracy("mixed_float16", growing), accuracy(None, tfmp.FixedLossScaleManager(1))
     assert float(growing.get_loss_scale()) > 2.0**10
     assert in_float8 > in_float32 - 0.03
-    assert accuracy("mixed_bfloat16", 1.0) > in_float32 - 0.03
+    assert accuracy("mixed_bfloat16", tfmp.FixedLossScaleManager(1)) > in_float32 - 0.03
 
 
 def test_next_values_of_scales_that_were_divided_by_the_loss_scale_are_refused() -> None:
-    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), 8.0))
+    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(8.0)))
     opt, variables = training.opt, training.layer.trainable_variables
 
     @tf.function

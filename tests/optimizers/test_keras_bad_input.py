@@ -36,17 +36,17 @@ def test_class_in_place_of_an_optimizer_is_refused(keras: ModuleType) -> None:
         wrap(keras.optimizers.SGD)
 
 
-@pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager])
+@pytest.mark.parametrize("bad", [None, True, tfmp.FixedLossScaleManager, tfmp.GradScaler, 2 + 0j])
 @for_every_keras()
 def test_object_that_is_not_a_manager_is_refused(keras: ModuleType, bad: Any) -> None:
-    with pytest.raises(TypeError, match=r"a tfmp\.LossScaleManager, .*number.*got "):
+    with pytest.raises(TypeError, match=r'a tfmp\.LossScaleManager, a name such as "dynamic", or a dict, got [^:]*\.$'):
         tfmp.LossScaleOptimizer(optimizer(keras), bad)
 
 
 @for_every_keras()
 def test_positional_initial_scale_and_growth_steps_are_refused(keras: ModuleType) -> None:
     # In Keras 3's own wrapper these two positions are initial_scale and dynamic_growth_steps.
-    with pytest.raises(TypeError, match="is_distributed must be True or False, got 2000"):
+    with pytest.raises(TypeError, match=r"got 32768\.0: write initial_scale=32768\.0 for a dynamic scale"):
         tfmp.LossScaleOptimizer(optimizer(keras), 2.0**15, 2000)
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 
 def _fit(keras: ModuleType, inner: Any, wraps: bool, callbacks: list[Any]) -> dict[str, list[float]]:
-    model = dense_model(keras, tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner)
+    model = dense_model(keras, tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE)) if wraps else inner)
     x = np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(8, 3)
     history = model.fit(x, x[:, :1], epochs=3, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
     weights = {f"weight {index}": weight.tolist() for index, weight in enumerate(model.get_weights())}

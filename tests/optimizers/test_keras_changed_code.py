@@ -63,7 +63,7 @@ def test_nadam_takes_the_same_eager_steps(keras: ModuleType, options: dict[str, 
 def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras: ModuleType) -> None:
     def trained(wraps: bool) -> list[np.ndarray]:
         inner = optimizer(keras, "Nadam", global_clipnorm=0.5)
-        opt = tfmp.LossScaleOptimizer(inner, 1, jit_compile=True) if wraps else inner
+        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True) if wraps else inner
         weights = _weights(keras, None)
         opt.build(weights)
         for number in range(1, 3):

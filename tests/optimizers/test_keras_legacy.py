@@ -255,7 +255,10 @@ def test_gradients_are_averaged_over_horovods_workers_unless_that_is_done(
     monkeypatch.setattr(run_horovod(monkeypatch, 2), "allreduce", allreduce)
     averaged = {}
     for kind in (keras.optimizers.legacy.SGD, OfHorovod):
-        opt, weight = tfmp.LossScaleOptimizer(kind(0.5), 8, is_distributed=True), tf.Variable(tf.zeros([5, 7]))
+        opt, weight = (
+            tfmp.LossScaleOptimizer(kind(0.5), tfmp.FixedLossScaleManager(8), is_distributed=True),
+            tf.Variable(tf.zeros([5, 7])),
+        )
 
         def loop(opt: Any = opt, weight: tf.Variable = weight, **kwargs: Any) -> None:
             opt.get_scaled_loss(tf.constant(0.0))
@@ -381,7 +384,7 @@ def test_only_another_scale_that_is_not_taken_over_is_warned_of(
 
 
 def _fixed(keras: ModuleType, scale: float) -> Any:
-    return tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), scale)
+    return tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), tfmp.FixedLossScaleManager(scale))
 
 
 def _model(keras: ModuleType) -> Any:

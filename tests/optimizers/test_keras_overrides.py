@@ -75,7 +75,9 @@ def test_fit_calls_overridden_methods(keras: ModuleType, method: str, settings: 
     weights = []
     for wraps in (False, True):
         inner = _overriding(keras, method)
-        model = linear_model(keras, tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner, **settings)
+        model = linear_model(
+            keras, tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE)) if wraps else inner, **settings
+        )
         model.set_weights([np.ones([1, 1])])
         fit_linear(model, [1.0, -4.0, 0.5])
         weights.append(model.get_weights()[0].item())
@@ -88,7 +90,7 @@ def test_fit_calls_overridden_methods(keras: ModuleType, method: str, settings: 
 
 @_every_method
 def test_overridden_methods_are_not_called_on_a_skipped_step(keras: ModuleType, method: str) -> None:
-    opt = tfmp.LossScaleOptimizer(_overriding(keras, method), SCALE)
+    opt = tfmp.LossScaleOptimizer(_overriding(keras, method), tfmp.FixedLossScaleManager(SCALE))
     model = linear_model(keras, opt)
     model.set_weights([np.ones([1, 1])])
     fit_linear(model, [math.nan])
@@ -100,7 +102,7 @@ def test_overridden_methods_are_not_called_on_a_skipped_step(keras: ModuleType, 
 def test_loop_calls_what_the_bare_optimizer_calls(keras: ModuleType, method: str, way: str) -> None:
     def trained(wraps: bool) -> float:
         inner = _overriding(keras, method)
-        opt = tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner
+        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE)) if wraps else inner
         weight = variable(keras, [1.0])
         opt.build([weight])
         grad = tf.constant([0.5 * SCALE if wraps else 0.5])
@@ -138,7 +140,9 @@ def test_scaler_calls_overridden_methods(keras: ModuleType, method: str, unscale
 @for_every_keras("keras2", "tf_keras")
 def test_own_aggregation_sees_gradients_in_true_magnitude_in_every_loop(keras: ModuleType) -> None:
     for compiled in (lambda function: function, tf.function):
-        opt = tfmp.LossScaleOptimizer(_overriding(keras, "aggregate_gradients"), SCALE, jit_compile=True)
+        opt = tfmp.LossScaleOptimizer(
+            _overriding(keras, "aggregate_gradients"), tfmp.FixedLossScaleManager(SCALE), jit_compile=True
+        )
         weight = variable(keras, [1.0])
         opt.build([weight])
 
@@ -156,7 +160,7 @@ def test_override_may_leave_out_arguments_that_fit_does_not_pass(keras: ModuleTy
         def apply_gradients(self, grads_and_vars: Any, skip_gradients_aggregation: bool = False) -> Any:
             return super().apply_gradients(grads_and_vars, skip_gradients_aggregation=skip_gradients_aggregation)
 
-    model = linear_model(keras, tfmp.LossScaleOptimizer(Strict(0.5), SCALE))
+    model = linear_model(keras, tfmp.LossScaleOptimizer(Strict(0.5), tfmp.FixedLossScaleManager(SCALE)))
     fit_linear(model, [1.0])
     assert model.get_weights()[0].item() == -0.5
 
@@ -171,7 +175,7 @@ def test_clipping_by_norm_follows_what_a_user_adds_to_the_gradients(keras: Modul
 
     def trained(wraps: bool) -> np.ndarray:
         inner = Decaying(0.5, global_clipnorm=0.5)
-        opt = tfmp.LossScaleOptimizer(inner, 1, jit_compile=jit_compile) if wraps else inner
+        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=jit_compile) if wraps else inner
         weight = variable(keras, [1.0, -2.0])
         opt.build([weight])
         grad = tf.constant([3.0, 4.0])
@@ -189,8 +193,8 @@ def test_methods_that_are_never_called_are_named(
     keras: ModuleType, method: str, kerases: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = type("Overriding", (keras.optimizers.SGD,), {method: lambda self, *args, **kwargs: None})(0.5)
-    tfmp.LossScaleOptimizer(own, SCALE)
-    tfmp.LossScaleOptimizer(optimizer(keras), SCALE)
+    tfmp.LossScaleOptimizer(own, tfmp.FixedLossScaleManager(SCALE))
+    tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(SCALE))
     messages = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
     expected = [f"Overriding.{method} is never called"] if keras.__version__.startswith(kerases) else []
     assert [message.partition(",")[0] for message in messages] == expected
@@ -204,7 +208,7 @@ def test_replicas_call_overridden_methods(
     def trained(wraps: bool) -> list[float]:
         with two_replicas.scope():
             inner = _overriding(keras, method)
-            opt = tfmp.LossScaleOptimizer(inner, SCALE) if wraps else inner
+            opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE)) if wraps else inner
             weight = variable(keras, [1.0])
             opt.build([weight])
 
@@ -237,7 +241,9 @@ def test_replicas_apply_the_gradients_that_an_override_changes(
 
     def trained(wraps: bool) -> float:
         with two_replicas.scope():
-            opt = tfmp.LossScaleOptimizer(Doubling(0.25), SCALE) if wraps else Doubling(0.25)
+            opt = (
+                tfmp.LossScaleOptimizer(Doubling(0.25), tfmp.FixedLossScaleManager(SCALE)) if wraps else Doubling(0.25)
+            )
             weight = variable(keras, [1.0])
             opt.build([weight])
 
@@ -259,7 +265,7 @@ def test_override_that_drops_arguments_adds_replicas_up_once(
             return super().apply_gradients(grads_and_vars)
 
     with two_replicas.scope():
-        opt = tfmp.LossScaleOptimizer(Forgetful(0.25), SCALE)
+        opt = tfmp.LossScaleOptimizer(Forgetful(0.25), tfmp.FixedLossScaleManager(SCALE))
         weight = variable(keras, [1.0])
         opt.build([weight])
 

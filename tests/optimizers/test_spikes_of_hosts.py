@@ -99,7 +99,9 @@ def test_clipping_does_not_hide_a_spike(host: str) -> None:
 @kerases.for_every_keras()
 def test_clipping_by_the_optimizer_does_not_hide_a_spike(keras: Any) -> None:
     detector = tfmp.SpikeDetector(max_norm=10)
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=0.5), SCALE, skip_spikes=detector)
+    opt = tfmp.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, global_clipnorm=0.5), tfmp.FixedLossScaleManager(SCALE), skip_spikes=detector
+    )
     weight = kerases.variable(keras, [0.0])
     for factor in (1.0, 100.0, 8.0):
         kerases.take_step(opt, [weight], [tf.constant([factor])])

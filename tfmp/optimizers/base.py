@@ -39,9 +39,11 @@ class LossScaleOptimizer(StepProperties):
             gradients. Below, Keras 2 means Keras 2.15 and tf_keras, with their legacy optimizers.
         loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of
             Keras and TensorFlow, which starts at 2**15, halves the scale at each overflow and doubles it after 2000
-            finite steps in a row; a number for a fixed scale; or anything else that `tfmp.get_loss_scale_manager`
-            accepts. For Keras, but not around a legacy optimizer, the manager keeps its state in variables of the
-            wrapper, which Keras saves, so every optimizer needs a manager of its own.
+            finite steps in a row; or anything else that `tfmp.get_loss_scale_manager` accepts. A number is a fixed
+            scale for TF1. For Keras a number is refused, because the second argument of Keras 3's own wrapper is the
+            first scale of a dynamic one: pass `initial_scale`, or a `tfmp.FixedLossScaleManager`. For Keras, but not
+            around a legacy optimizer, the manager keeps its state in variables of the wrapper, which Keras saves, so
+            every optimizer needs a manager of its own.
         is_distributed: Whether Horovod's processes train together. With True they agree on each step, and
             their gradients are averaged, unless Horovod's own optimizer averages them. The replicas of a
             `tf.distribute` strategy agree with either value. True is refused when the first step is built if there are

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import lists
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import running_horovod
@@ -327,10 +327,11 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: Accumul
 
 
 def _refuse_fixed(dynamic: bool) -> None:
-    if not dynamic:
+    if not settings.flag("dynamic", dynamic):
         raise ValueError(
-            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a "
-            "fixed scale. (Without a wrapper, set `loss_scale_factor` of the optimizer.)"
+            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
+            "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
+            "optimizer.)"
         )
 
 
@@ -345,7 +346,8 @@ def _turn_loss_scale_factor_off(inner_optimizer: keras.optimizers.Optimizer) -> 
         if optimizer.loss_scale_factor is not None:
             _logger.warning(
                 "loss_scale_factor=%r of the inner optimizer is turned off, because the loss would be scaled twice: "
-                "leave it out, and write tfmp.LossScaleOptimizer(optimizer, %r) for a fixed scale.",
+                "leave it out, and write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(%r)) for a "
+                "fixed scale.",
                 optimizer.loss_scale_factor,
                 optimizer.loss_scale_factor,
             )

@@ -111,7 +111,9 @@ def test_scope_in_a_train_step(keras: ModuleType, jit_compile: bool) -> None:
     types: list[list[str]] = []
     products: set[str] = set()
     model = Model([keras.Input([2]), _dense(keras, 3, "relu"), _dense(keras, 1)])
-    model.compile(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.01), 1024.0), jit_compile=jit_compile)
+    model.compile(
+        tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.01), tfmp.FixedLossScaleManager(1024.0)), jit_compile=jit_compile
+    )
     x = np.random.default_rng(0).normal(size=[8, 2]).astype(np.float32)
     losses = model.fit(x, x[:, :1] + 1, batch_size=4, epochs=3, verbose=0, shuffle=False).history["half_loss"]
     assert losses[-1] < losses[0]
@@ -483,7 +485,7 @@ def test_minimize_within_the_scope_of_a_graph(name: str) -> None:
             w = v1.get_variable("w", initializer=np.full([2, 1], 0.5, np.float32))
             x = v1.placeholder(tf.float32, [None, 2])
             inner = getattr(v1.train, name)(*([0.125, 0.5] if name == "MomentumOptimizer" else [0.125]))
-            opt = tfmp.LossScaleOptimizer(inner, 64.0)
+            opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(64.0))
             with tfmp.autocast():
                 loss = tf.reduce_mean(tf.square(x @ w))
                 step = opt.minimize(loss, var_list=[w]) if within else None

@@ -87,7 +87,14 @@ def test_inner_models_are_looked_at(keras: ModuleType) -> None:
 def test_model_that_is_compiled_without_automatic_scaling_is_warned_of(keras: ModuleType) -> None:
     model = _net(keras, "O2")
     assert len(_warned(model, auto_scale_loss=False)) == 1
-    assert _warned(model, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0), auto_scale_loss=False) == []
+    assert (
+        _warned(
+            model,
+            tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), tfmp.FixedLossScaleManager(8.0)),
+            auto_scale_loss=False,
+        )
+        == []
+    )
 
 
 @for_every_keras("keras3")
@@ -100,7 +107,7 @@ def test_optimizer_of_keras_3_with_a_fixed_factor_scales(keras: ModuleType) -> N
 def test_optimizers_that_scale_are_not_warned_of(keras: ModuleType, level: str) -> None:
     for opt in (
         keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-        tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0),
+        tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), tfmp.FixedLossScaleManager(8.0)),
     ):
         model = _net(keras, level)
         assert _warned(model, opt) == []

@@ -289,8 +289,12 @@ def test_training_goes_on_with_the_slots_of_the_optimizer(keras: ModuleType) -> 
 
 @for_every_keras()
 def test_model_that_scales_its_loss_is_set_in_the_midst_of_training(keras: ModuleType) -> None:
-    model = _compiled(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), 2.0**10))
-    reference = _compiled(keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), 2.0**10))
+    model = _compiled(
+        keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), tfmp.FixedLossScaleManager(2.0**10))
+    )
+    reference = _compiled(
+        keras, tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), tfmp.FixedLossScaleManager(2.0**10))
+    )
     for level in ("O2", "O0"):
         tfmp.set_precision(model, level)
         for each in (model, reference):

@@ -47,10 +47,38 @@ def test_arguments_of_keras_own_wrapper_are_accepted_and_readable(keras: ModuleT
 
 
 @for_every_keras()
-def test_number_is_a_fixed_scale(keras: ModuleType) -> None:
-    opt = tfmp.LossScaleOptimizer(optimizer(keras), 512)
+def test_settings_of_a_fixed_scale_are_readable(keras: ModuleType) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(512))
     assert opt.get_config()["loss_scale_manager"]["class_name"] == "FixedLossScaleManager"
     assert (float(opt.loss_scale), opt.initial_scale, opt.dynamic_growth_steps) == (512, 512, None)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shown"),
+    [
+        (512, "512"),
+        (2.0**15, r"32768\.0"),
+        (np.float32(8), "number"),
+        (np.array(8.0), "number"),
+        (tf.constant(8.0), "number"),
+        (tf.Variable(8.0), "number"),
+    ],
+    ids=["int", "float", "NumPy number", "array", "tensor", "variable"],
+)
+@for_every_keras()
+def test_number_in_place_of_the_manager_is_refused_with_both_ways_to_write_it(
+    keras: ModuleType, scale: Any, shown: str
+) -> None:
+    # The second argument of Keras 3's own wrapper is the first scale of a dynamic one.
+    inners = [optimizer(keras)]
+    if keras.__version__.startswith("2."):
+        inners.append(keras.optimizers.legacy.SGD(0.5))
+    cure = rf"write initial_scale={shown} for a dynamic .*, or tfmp\.FixedLossScaleManager\({shown}\) for a fixed"
+    for inner in inners:
+        with pytest.raises(TypeError, match=f"got .*: {cure}"):
+            tfmp.LossScaleOptimizer(inner, scale)
+        with pytest.raises(TypeError, match=cure):
+            tfmp.LossScaleOptimizer(inner, loss_scale_manager=scale, initial_scale=8)
 
 
 def test_tf1_front_end_accepts_the_same_descriptions_of_a_manager() -> None:
@@ -84,9 +112,9 @@ def test_settings_of_keras_own_wrapper_are_unavailable_with_a_custom_manager(ker
     ("arguments", "settings", "message"),
     [
         # The second argument of Keras 2's own wrapper is `dynamic`, a boolean.
-        ([True], {}, r'a tfmp\.LossScaleManager, "dynamic", or a number for a fixed scale, got True'),
-        ([None], {}, r'"dynamic", or a number for a fixed scale, got None'),
-        ([8], {"initial_scale": 8}, r"loss_scale_manager=8 decides the scale by settings of its own"),
+        ([True], {}, r'a tfmp\.LossScaleManager, a name such as "dynamic", or a dict, got True\.'),
+        ([None], {}, r'a name such as "dynamic", or a dict, got None\.'),
+        (["log_max"], {"initial_scale": 8}, r"loss_scale_manager='log_max' decides the scale by settings of its own"),
         (["quick"], {}, r"the mode of a loss scale is one of dynamic, .*got 'quick'"),
         ([], {"initial_scale": 0.5}, r"initial_scale must be .* at least 1, got 0.5"),
         ([], {"dynamic_growth_steps": 0}, r"dynamic_growth_steps must be a whole number from 1"),
@@ -104,7 +132,7 @@ def test_arguments_that_do_not_describe_a_manager_are_refused(
 def test_keras_2_arguments_for_a_fixed_scale_are_accepted(keras: ModuleType) -> None:
     opt = tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=256)
     assert (float(opt.loss_scale), opt.dynamic, opt.dynamic_growth_steps) == (256, False, None)
-    with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\)"):
+    with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, tfmp\.Fixed"):
         tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False)
     with pytest.raises(ValueError, match="pass it as initial_scale, without"):
         tfmp.LossScaleOptimizer(optimizer(keras), dynamic=False, initial_scale=8, dynamic_growth_steps=5)
@@ -170,9 +198,8 @@ def test_public_class_documents_all_arguments_of_the_front_ends(keras: ModuleTyp
     documented = set(inspect.signature(tfmp.LossScaleOptimizer).parameters)
     for opt in (wrap(optimizer(keras)), wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))):
         taken = inspect.signature(type(opt).__init__).parameters
-        # `dynamic` is an argument of Keras 2's own wrapper. The public class has a number for a fixed scale instead.
         # `others` are refused.
-        assert set(taken) - {"self", "dynamic", "others"} <= documented
+        assert set(taken) - {"self", "others"} <= documented
 
 
 @for_every_keras()
@@ -223,5 +250,5 @@ def test_unknown_arguments_are_refused_and_those_of_the_inner_optimizer_sent_the
 def test_arguments_for_a_fixed_scale_are_explained(keras: ModuleType) -> None:
     tfmp.LossScaleOptimizer(optimizer(keras), dynamic=True)
     for argument in ({"dynamic": False}, {"loss_scale_factor": 8.0}):
-        with pytest.raises(ValueError, match=r"write tfmp\.LossScaleOptimizer\(optimizer, scale\) for a fixed scale"):
+        with pytest.raises(ValueError, match=r"tfmp\.FixedLossScaleManager\(scale\)\) for a fixed scale"):
             tfmp.LossScaleOptimizer(optimizer(keras), **argument)

@@ -34,13 +34,13 @@ _each_kind = pytest.mark.parametrize("kind", _KINDS)
 def test_settings_are_those_of_the_manager(kind: str) -> None:
     dynamic = tfmp.LossScaleOptimizer(_KINDS[kind](), initial_scale=SCALE, dynamic_growth_steps=5)
     assert (dynamic.initial_scale, dynamic.dynamic_growth_steps, dynamic.dynamic) == (SCALE, 5, True)
-    fixed = tfmp.LossScaleOptimizer(_KINDS[kind](), 8)
+    fixed = tfmp.LossScaleOptimizer(_KINDS[kind](), tfmp.FixedLossScaleManager(8))
     assert (fixed.initial_scale, fixed.dynamic_growth_steps, fixed.dynamic) == (8, None, False)
 
 
 @_each_kind
 def test_losses_and_gradients_are_multiplied_and_divided_by_the_scale(kind: str) -> None:
-    opt = tfmp.LossScaleOptimizer(_KINDS[kind](), SCALE)
+    opt = tfmp.LossScaleOptimizer(_KINDS[kind](), tfmp.FixedLossScaleManager(SCALE))
     loss = tf.constant(0.5)
     assert [float(each) for each in (opt.scale_loss(loss), opt.get_scaled_loss(loss))] == [SCALE / 2] * 2
     assert float(opt.get_scaled_loss(lambda: loss)()) == SCALE / 2
@@ -50,7 +50,10 @@ def test_losses_and_gradients_are_multiplied_and_divided_by_the_scale(kind: str)
 
 @_each_kind
 def test_step_unscales_what_is_still_scaled_and_a_window_is_one_step(kind: str) -> None:
-    opt, weight = tfmp.LossScaleOptimizer(_KINDS[kind](), SCALE, accumulation_steps=2), tf.Variable(4.0)
+    opt, weight = (
+        tfmp.LossScaleOptimizer(_KINDS[kind](), tfmp.FixedLossScaleManager(SCALE), accumulation_steps=2),
+        tf.Variable(4.0),
+    )
     found = []
     for grad in (1.0, 3.0):
         opt.scale_loss(tf.constant(0.0))

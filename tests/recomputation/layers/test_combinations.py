@@ -56,7 +56,7 @@ def _trained(recomputation: str, scaling: str, micro_batches: int, block: Callab
     net = model(wrap, block)
     opt: Any = keras.optimizers.SGD(0.05, momentum=0.9)
     if scaling == "LossScaleOptimizer":
-        opt = tfmp.LossScaleOptimizer(opt, _SCALE, accumulation_steps=micro_batches)
+        opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(_SCALE), accumulation_steps=micro_batches)
     net.compile(opt, "mse", run_eagerly=True, jit_compile=False, auto_scale_loss=False)
     if recomputation == "recompute_layers":
         net = tfmp.recompute_layers(net, "one", "two")

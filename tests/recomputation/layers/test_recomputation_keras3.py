@@ -330,7 +330,9 @@ def test_composes_with_loss_scaling_accumulation_and_precision(block: Any, way: 
     def trained(wrap: Any) -> keras.Model:
         return fitted(
             model(wrap, block),
-            tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.01), 128.0, accumulation_steps=2),
+            tfmp.LossScaleOptimizer(
+                keras.optimizers.Adam(0.01), tfmp.FixedLossScaleManager(128.0), accumulation_steps=2
+            ),
             **_WAYS[way],
         )
 

@@ -16,7 +16,6 @@ from tfmp.core.managers import (
     Specification,
     dynamic_manager,
     get_loss_scale_manager,
-    manager_of_wrapper,
 )
 from tfmp.hosts.keras.own_code import is_foreign
 
@@ -65,7 +64,8 @@ def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], d
     if "loss_scale_factor" in given and "loss_scale_factor" in defaults:
         raise ValueError(
             f"loss_scale_factor={given['loss_scale_factor']!r} is a setting on the `inner_optimizer`, for training "
-            "without a wrapper: write tfmp.LossScaleOptimizer(optimizer, scale) for a fixed scale."
+            "without a wrapper: write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale)) for a "
+            "fixed scale."
         )
     of_inner = [name for name in given if name in {*defaults, *inspect.signature(type(inner_optimizer)).parameters}]
     if of_inner:
@@ -88,8 +88,9 @@ def manager_of_keras(
     dynamic: bool = True,
 ) -> LossScaleManager:
     """Return the loss-scale manager that the arguments of a Keras front-end describe."""
-    if not dynamic:
-        return manager_of_keras(_fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps), None, None)
+    _refuse_number(loss_scale_manager)
+    if not settings.flag("dynamic", dynamic):
+        return get_loss_scale_manager(_fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps))
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
     if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
@@ -99,7 +100,29 @@ def manager_of_keras(
             f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
             "initial_scale and dynamic_growth_steps, or the manager."
         )
-    return dynamic_manager(**given) if given else manager_of_wrapper(loss_scale_manager)
+    return dynamic_manager(**given) if given else get_loss_scale_manager(loss_scale_manager)
+
+
+def _refuse_number(loss_scale_manager: object) -> None:
+    """Raise `TypeError` for what describes no manager here; a number least of all.
+
+    The second argument of Keras 3's own wrapper is `initial_scale`, the first scale of a dynamic one. Around an
+    optimizer of TF1 a number is a fixed scale. So a number would be understood in two ways.
+    """
+    if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
+        return
+    message = (
+        'loss_scale_manager must be a tfmp.LossScaleManager, a name such as "dynamic", or a dict, got '
+        f"{loss_scale_manager!r}"
+    )
+    is_number = settings.is_number(loss_scale_manager)
+    if is_number or tf.is_tensor(loss_scale_manager) or hasattr(loss_scale_manager, "__array__"):
+        scale = repr(loss_scale_manager) if type(loss_scale_manager) in {int, float} else "number"
+        message += (
+            f": write initial_scale={scale} for a dynamic scale that starts there, or "
+            f"tfmp.FixedLossScaleManager({scale}) for a fixed scale"
+        )
+    raise TypeError(f"{message}.")
 
 
 def _fixed_scale(
@@ -109,6 +132,6 @@ def _fixed_scale(
     if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
         raise ValueError(
             "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
-            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, scale)."
+            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale))."
         )
-    return initial_scale
+    return settings.number("initial_scale", initial_scale)

@@ -27,6 +27,7 @@ def _is_ours(name: str) -> bool:
 
 _KEPT = (
     "TensorFlow's own loss scaling is kept as it is: TensorFlow 2 has it in tensorflow.compat.v1. To see what the loss "
-    'scale does, write tfmp.LossScaleOptimizer(optimizer, "dynamic") in its place, or a number for a fixed scale.'
+    'scale does, write tfmp.LossScaleOptimizer(optimizer, "dynamic") in its place, or with '
+    "tfmp.FixedLossScaleManager(scale) for a fixed scale."
 )
 _CASTS = " The graph rewrite also casts operations to float16, on a GPU only; tfmp.autocast does so on CPUs too."
