@@ -175,9 +175,12 @@ def test_what_replaces_a_method_of_the_detectors_class_decides_only_while_it_is_
 
 @for_every_keras()
 @for_every_front_end
-def test_method_that_one_detector_has_got_decides(keras: ModuleType, front_end: str) -> None:
+@pytest.mark.parametrize("skip_spikes", [False, True])
+def test_method_that_one_detector_has_got_decides(keras: ModuleType, front_end: str, skip_spikes: bool) -> None:
     manager, detector = tfmp.FixedLossScaleManager(8), tfmp.NonFiniteDetector()
-    weight, step = eager_steps(keras, front_end, manager, overflow_detector=detector)
+    # To look for spikes, a step measures the norm of the gradients.
+    settings = {"skip_spikes": tfmp.SpikeDetector()} if skip_spikes else {}
+    weight, step = eager_steps(keras, front_end, manager, overflow_detector=detector, **settings)
     step(tf.constant([8.0, 8.0]))
     setattr(detector, "all_finite", lambda *_: tf.constant(False))  # noqa: B010 - a type checker refuses the assignment
     for _ in range(2):

@@ -126,22 +126,3 @@ def test_finite_values_whose_squares_overflow_are_finite() -> None:
     grads = [tf.constant([3e38, -3e38]), tf.constant([1e300], tf.float64), tf.constant([60000.0], tf.float16)]
     assert bool(finiteness.all_finite(grads))
     assert bool(tf.function(finiteness.all_finite, jit_compile=True)(grads))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_sums_tell_whether_half_precision_is_finite(dtype: str, jit_compile: bool) -> None:
-    largest = tf.fill([100, 100], tf.as_dtype(dtype).max)
-    small = tf.constant([1.0, 2.0], dtype)
-    run = tf.function(lambda *grads: finiteness.all_finite(grads, by_sums=True), jit_compile=jit_compile)
-    # The squares of bfloat16 and float32 are infinite in float32.
-    assert bool(run(largest, small))
-    for bad in (np.inf, -np.inf, np.nan):
-        assert not bool(run(largest, tf.constant([1.0, bad], dtype)))
-        assert not bool(run(tf.where(tf.eye(100, dtype=tf.bool), tf.constant(bad, dtype), largest), small))
-
-
-def test_sums_do_not_hide_that_half_precision_overflows_when_it_is_added() -> None:
-    grads = [tf.constant([40000.0], tf.float16)]
-    assert bool(finiteness.all_finite(grads, by_sums=True))
-    assert not bool(finiteness.all_finite(grads, addends=2, by_sums=True))

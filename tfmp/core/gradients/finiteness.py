@@ -15,7 +15,7 @@ from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 
-def all_finite(grads: Gradients, addends: int = 1, *, by_sums: bool = False) -> tf.Tensor:
+def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
     """Return whether no gradient contains an infinity or a NaN; a boolean scalar.
 
     With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
@@ -28,7 +28,7 @@ def all_finite(grads: Gradients, addends: int = 1, *, by_sums: bool = False) -> 
         otherwise                         True
 
     Half-precision values are looked at one by one, which is equally fast, and so are few values, because that takes
-    fewer operations; or, with `by_sums`, all as above, for somebody who needs the sums too.
+    fewer operations.
 
     Examples:
         >>> bool(all_finite([tf.constant([1.0, float("inf")]), None]))
@@ -37,14 +37,10 @@ def all_finite(grads: Gradients, addends: int = 1, *, by_sums: bool = False) -> 
         (True, False)
     """
     values = sums.joined(values_of(grads))
-    # A sum in float32 does not tell whether values overflow when they are added in half precision.
-    sums_all = by_sums and addends == 1
-    if not sums_all and sums.are_few(values):
+    summed = [each for each in values if each.dtype not in HALF_TYPES]
+    if not summed or sums.are_few(values):
         return _each_finite(values, addends)
-    summed = [each for each in values if sums_all or each.dtype not in HALF_TYPES]
-    if not summed:
-        return _each_finite(values, addends)
-    looked_at = [each for each in values if not sums_all and each.dtype in HALF_TYPES]
+    looked_at = [each for each in values if each.dtype in HALF_TYPES]
     if not looked_at:
         return _finite_by_sums(summed, addends)
     return tf.logical_and(_each_finite(looked_at, addends), _finite_by_sums(summed, addends))

@@ -19,7 +19,7 @@ def halves_of_square_sums(grads: Gradients) -> tf.Tensor:
     """Return halves of sums of squares in float64: of each large gradient, and of all small ones of a dtype together.
 
     The sums are computed in the gradients' dtypes (half precision in float32), so squares can overflow there. If a
-    graph also contains `all_finite` of the same gradients, by sums if one of them is in half precision, this costs
+    graph also contains `all_finite` of the same gradients, and these are many and not in half precision, this costs
     nothing more: the sums are the same, and TensorFlow computes them once.
     """
     return sums.each_half_of_square_sum(sums.joined(values_of(grads)))

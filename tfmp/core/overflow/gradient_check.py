@@ -40,7 +40,6 @@ class GradientCheck:
         overwritten: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are
             never scaled, and are checked only for infinities and NaN.
         needs_max_abs: True if the manager needs the largest magnitude of the gradients.
-        needs_norm: True if somebody needs the norm of the gradients, and so the sums of their squares.
 
     Examples:
         >>> check = GradientCheck(NonFiniteDetector(), tf.constant(8.0), Scaling.UNSCALE_FIRST)
@@ -59,7 +58,6 @@ class GradientCheck:
         num_summed: int = 1,
         overwritten: Collection[int] = (),
         needs_max_abs: bool = False,
-        needs_norm: bool = False,
     ) -> None:
         self._detector = detector
         self._loss_scale = loss_scale
@@ -67,7 +65,6 @@ class GradientCheck:
         self._num_summed = 1 if detector.ignores_sums else num_summed
         self._overwritten = overwritten
         self._needs_max_abs = needs_max_abs
-        self._needs_norm = needs_norm
 
     def checked_form(self, grads: Gradients) -> Gradients:
         """Return the gradients in the form in which they are checked: unscaled if `scaling` is `UNSCALE_FIRST`."""
@@ -94,12 +91,7 @@ class GradientCheck:
     def all_finite(self, grads: Gradients) -> tf.Tensor:
         """Return a boolean scalar: True if all gradients, in the checked form, can be applied."""
         to_detect = self._to_detect(grads)
-        by_sums = self._needs_norm and type(self._detector) is NonFiniteDetector
-        flags = [
-            finiteness.all_finite(to_detect, by_sums=True)
-            if by_sums
-            else self._detector.all_finite(to_detect, self._loss_scale)
-        ]
+        flags = [self._detector.all_finite(to_detect, self._loss_scale)]
         if self._scaling is Scaling.CHECK_SCALED:
             # The scale may come from a checkpoint and be lower than the manager would ever choose. Below 1, unscaling
             # makes values larger, and a finite scaled value could overflow. Such a step is skipped, although no value

@@ -61,12 +61,4 @@ class Facts(NamedTuple):
         # A replica's part of a mean can be larger than any micro-batch. A detector that compares magnitudes with a
         # limit, as it has done for each micro-batch, could reject it wrongly.
         detector = NonFiniteDetector() if of_micro_batches else self.detector
-        return GradientCheck(
-            detector,
-            self.loss_scale,
-            scaling,
-            num_summed,
-            overwritten,
-            self.needs_max_abs,
-            needs_norm=self.norm is WantedNorm.YES,
-        )
+        return GradientCheck(detector, self.loss_scale, scaling, num_summed, overwritten, self.needs_max_abs)
