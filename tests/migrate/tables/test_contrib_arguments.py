@@ -1,12 +1,14 @@
 """The arguments of tf.contrib's names, against those of their successors."""
 
 import inspect
+import re
 from functools import reduce
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.migrate.tables.contrib_successors import SUCCESSORS
+from tfmp.migrate.tables.contrib_successors import SUCCESSORS, advice
 
 # As TensorFlow 1.15 had them, in their order, as far as scripts give them.
 _ARGUMENTS = {
@@ -93,6 +95,24 @@ def test_a_successor_takes_the_arguments_in_their_order(name: str) -> None:
     successor = reduce(getattr, SUCCESSORS[name].name.split("."), tf.compat.v1)
     arguments = _ARGUMENTS[name].split()
     assert list(inspect.signature(successor).parameters)[: len(arguments)] == arguments
+
+
+@pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="tf.layers needs Keras 2")
+def test_a_batch_norm_that_is_written_as_advised_normalizes_as_that_of_contrib() -> None:
+    written = re.search(r"tf\.layers\.batch_normalization\([^)]+\)", advice("layers.batch_norm"))
+    assert written is not None
+    values = np.random.default_rng(0).normal(3.0, 5.0, (64, 4)).astype(np.float32)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        with pytest.warns(UserWarning, match="is deprecated"):
+            output = eval(written[0], {"tf": tf.compat.v1, "inputs": tf.constant(values)})
+        updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+        session.run(tf.compat.v1.global_variables_initializer())
+        np.testing.assert_allclose(session.run(output).std(0), np.ones(4), rtol=1e-3)
+        session.run(updates)
+        beta, mean, variance = session.run(tf.compat.v1.global_variables())
+    assert beta.tolist() == [0.0] * 4
+    np.testing.assert_allclose(mean, 0.001 * values.mean(0), rtol=1e-3)
+    np.testing.assert_allclose(variance, 0.999 + 0.001 * values.var(0), rtol=1e-4)
 
 
 def test_all_arguments_are_of_names_in_the_table() -> None:

@@ -1,7 +1,7 @@
 """The results that a rule may yield: edits, moved names, needed imports, and findings."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import libcst as cst
@@ -57,6 +57,23 @@ class Finding(NamedTuple):
     def text(self) -> str:
         """The message with its detail."""
         return f"{self.message} {self.detail}".rstrip()
+
+
+def at_first_lines(rule: str, places: Iterable[tuple[str, int]]) -> Iterator[Finding]:
+    """Yield a failure for each message, at the first of its lines; the detail names the other lines.
+
+    Examples:
+        >>> finding, = at_first_lines("R13", [("tf.mul is gone.", 9), ("tf.mul is gone.", 3), ("tf.mul is gone.", 7)])
+        >>> finding.line, finding.text
+        (3, 'tf.mul is gone. It is also in lines 7, 9.')
+    """
+    lines: dict[str, set[int]] = {}
+    for message, line in places:
+        lines.setdefault(message, set()).add(line)
+    for message, found in lines.items():
+        first, *others = sorted(found)
+        also = f"It is also in line{'s' if others[1:] else ''} {', '.join(map(str, others))}." if others else ""
+        yield Finding(rule, first, Level.FAILS, message, also)
 
 
 Result = Edit | MovedNames | NeededImport | Finding

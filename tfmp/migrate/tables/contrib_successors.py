@@ -41,6 +41,7 @@ _CHECKED = {
     "layers.xavier_initializer": _XAVIER,
     "layers.xavier_initializer_conv2d": _XAVIER,
     "layers.layer_norm": _LAYER_NORM,
+    "layers.recompute_grad": Successor("recompute", "tfmp", frozenset(), 1),
     # Their arguments have other names, so that calls must give them by position.
     "framework.list_variables": Successor("train.list_variables", "", frozenset(), 1),
     "framework.load_checkpoint": Successor("train.load_checkpoint", "", frozenset(), 1),

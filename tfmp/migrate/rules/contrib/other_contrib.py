@@ -1,20 +1,27 @@
 """R13, first part: other names of `tf.contrib` become their successors, if these take the same arguments."""
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, Use, first_word, without_last_words
+from tfmp.migrate.analysis.expressions import Imported, Use, dotted, first_word, method, without_last_words
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import V1_MODULE, is_checked_for, is_guarded, v1_alias
 from tfmp.migrate.edits.import_edits import without_statement
-from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, NeededImport, Result
-from tfmp.migrate.tables.contrib_successors import SUCCESSORS, Successor, advice, find_successor
+from tfmp.migrate.edits.results import Edit, MovedNames, NeededImport, Result, at_first_lines
+from tfmp.migrate.tables.contrib_successors import ADVICE, SUCCESSORS, Successor, advice, find_successor
 
 RULE = "R13"
 _CONTRIB = "tensorflow.contrib"
 # R2 and R3 handle the first of these packages, R5 handles the second.
 _OTHERS = ("mixed_precision", "offline_train")
+_SLIM = "slim"
+_HPARAMS = "training.HParams"
+_LIKE_HPARAMS = re.compile(r"(^|[._])(hp|hps|\w*hparams?)$")
+_TRAIN_OP = "slim.learning.create_train_op"
+# The arguments with which tf_slim looks for names that TensorFlow 2.15 does not have.
+_FAILING = frozenset(("clip_gradient_norm", "gradient_multipliers", "summarize_gradients"))
 _PACKAGES = frozenset(("python", "nest", "xla", "jit", "plugins", "nets", "ops"))
 
 
@@ -30,7 +37,7 @@ def rewrite(script: Script) -> Iterator[Result]:
     for found in edits.values():
         yield from found
     left = [use for use, found in edits.items() if not found and not is_checked_for(script, use.node)]
-    places = [(_short(use.name), script.line(use.node)) for use in left]
+    places = [(_reported(script, use), script.line(use.node)) for use in left]
     for one in imports:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
         is_done = bool(its) and all(edits.get(use, not _is_ours(use.name)) for use in its)
@@ -38,11 +45,42 @@ def rewrite(script: Script) -> Iterator[Result]:
         yield from removal
         is_told = any(edits.get(use) == [] and _short(use.name) != _short(one.name) for use in its)
         if one not in moved and not removal and not is_told and not is_guarded(script, one.node):
-            places.append((_short(one.name), script.line(one.node)))
-    # Each name is reported once, at its first place.
-    for name, line in dict(sorted(places, key=lambda place: -place[1])).items():
-        told = advice(name) or "copy what the script uses of it from TensorFlow 1.15 into the project"
-        yield Finding(RULE, line, Level.FAILS, f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2: {told}.")
+            nodes = (one.node, *(use.node for use in its if use.name == use.root))
+            places += ((_short(one.name), script.line(node)) for node in nodes)
+    if any(name == _HPARAMS for name, _ in places):
+        places += _hparams_methods(script)
+    # An import of slim is written once, above all its uses.
+    slim = min((line for name, line in places if name == _SLIM), default=0)
+    yield from at_first_lines(RULE, ((_message(name), line) for name, line in places if name != _SLIM or line == slim))
+
+
+def _message(name: str) -> str:
+    told = advice(name) or "copy what the script uses of it from TensorFlow 1.15 into the project"
+    return f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2: {told}."
+
+
+def _reported(script: Script, use: Use) -> str:
+    """Return the name by which a use is reported. A function of slim has its own where tf_slim's would fail."""
+    name = ".".join(use.name.split(".")[2:])
+    call = script.call_of(use.node)
+    keywords = {arg.keyword.value for arg in call.args if arg.keyword is not None} if call is not None else set()
+    if name == "slim.batch_norm" or (name == _TRAIN_OP and keywords & _FAILING):
+        return name
+    return _short(use.name)
+
+
+def _hparams_methods(script: Script) -> Iterator[tuple[str, int]]:
+    """Yield the calls of methods of HParams: those of objects that the script makes, or that have a name like them."""
+    made = {
+        dotted(target.target)
+        for node in script.nodes(cst.Assign)
+        if script.last_word(node.value) == "HParams"
+        for target in node.targets
+    }
+    methods = {name.rpartition(".")[2]: name for name in ADVICE if name.startswith(f"{_HPARAMS}.")}
+    for call, owner in script.methods(*methods):
+        if dotted(owner) in made or _LIKE_HPARAMS.search(dotted(owner)):
+            yield methods[method(call)[1]], script.line(call)
 
 
 def _is_ours(name: str) -> bool:
@@ -95,8 +133,8 @@ def _replaced(script: Script, use: Use) -> Iterator[Result]:
 
 
 def _suits(script: Script, node: cst.CSTNode, successor: Successor) -> bool:
-    """Tell whether the successor accepts the arguments of a call with the same meaning."""
-    if successor.keywords is None:
+    """Tell whether the successor accepts the arguments of a call, or what it decorates, with the same meaning."""
+    if successor.keywords is None or (successor.positional and isinstance(script.parent(node), cst.Decorator)):
         return True
     call = script.call_of(node)
     if call is None or any(arg.star for arg in call.args):

@@ -16,7 +16,7 @@ from tfmp.migrate.analysis.tf_version import (
     name_in_tensorflow,
     v1_aliases,
 )
-from tfmp.migrate.edits.results import Finding, Level, Result
+from tfmp.migrate.edits.results import Result, at_first_lines
 from tfmp.migrate.tables import starts
 from tfmp.migrate.tables.api_names import Standing, standing, successor
 from tfmp.migrate.tables.python_names import missing_part, replacement
@@ -29,7 +29,7 @@ _OTHER_RULES = frozenset(("contrib", "compat", "keras"))
 
 
 def report(script: Script) -> Iterator[Result]:
-    """Report each unknown name once, at its first place. The script would fail at these names only when it runs."""
+    """Report each unknown name once, with its lines. The script would fail at these names only when it runs."""
     places: list[tuple[str, int]] = []
     guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:
@@ -38,9 +38,7 @@ def report(script: Script) -> Iterator[Result]:
     for one in script.imports:
         if not _is_guarded(script, one):
             places.append((_of_import(script, one), script.line(one.node)))
-    for message, line in dict(sorted(places, key=lambda place: -place[1])).items():
-        if message:
-            yield Finding(RULE, line, Level.FAILS, message)
+    yield from at_first_lines(RULE, ((message, line) for message, line in places if message))
 
 
 def _of_use(script: Script, use: Use) -> str:
