@@ -323,6 +323,11 @@ def _keras_wrapper() -> Any:
         (lambda: "sgd", TypeError, "must be an optimizer of Keras or TF1, with apply_gradients, got 'sgd' of type str"),
         (lambda: tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), ValueError, "the optimizer inside it"),
         (_keras_wrapper, ValueError, "is a .*, which scales the loss itself"),
+        (
+            lambda: tf.compat.v1.train.SyncReplicasOptimizer(_sgd(), 1),
+            TypeError,
+            r"write SyncReplicasOptimizer\(tfmp\.LossScaleOptimizer\(opt, manager\), \.\.\.\)",
+        ),
     ],
 )
 def test_unsuitable_optimizer_is_refused(optimizer: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -36,6 +36,11 @@ def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
         )
     if "LossScaleOptimizer" in kind:
         raise ValueError(f"the optimizer is a {kind}, which scales the loss itself: step with the optimizer inside it.")
+    if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
+        raise TypeError(
+            "the optimizer is a SyncReplicasOptimizer, whose step cannot stand in a conditional: write "
+            "SyncReplicasOptimizer(tfmp.LossScaleOptimizer(opt, manager), ...), without a tfmp.GradScaler."
+        )
     if is_horovods(optimizer):
         raise ValueError(
             "the optimizer is one of Horovod's, which averages gradients itself: step with the optimizer inside it, "

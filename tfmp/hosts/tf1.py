@@ -6,10 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.core import script_lines
 from tfmp.core.adapters.base import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
 from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients
+
+#: The ops by which a `SyncReplicasOptimizer` takes the mean of its workers' gradients from an accumulator, each with
+#: the op that sets the step of this accumulator.
+_STEP_OF_ACCUMULATOR = {
+    "ResourceAccumulatorTakeGradient": tf.raw_ops.ResourceAccumulatorSetGlobalStep,
+    "SparseAccumulatorTakeGradient": tf.raw_ops.AccumulatorSetGlobalStep,
+}
 
 
 class GlobalStepCounter:
@@ -36,6 +44,27 @@ class GlobalStepCounter:
 
         with tf.control_dependencies([] if applied is None else [applied]):
             return self._distribution.once(advance)
+
+
+def keep_workers_in_step(step: tf.Operation, grads: Gradients, global_step: tf.Variable | None) -> tf.Operation:
+    """Return the op of a step after which the workers of a `SyncReplicasOptimizer` go on, even if it was skipped.
+
+    That optimizer, around the wrapper, has an accumulator for each variable, which ignores the gradients of a worker
+    whose step is lower than its own. The step of an accumulator goes up whenever its mean is taken. The workers get
+    `global_step`, which a skipped step leaves as it is: from then on, all their gradients would be ignored.
+    """
+    means = [op for op in script_lines.ops_of(grads) if op.type in _STEP_OF_ACCUMULATOR]
+    if not means or global_step is None:
+        return step
+    with tf.control_dependencies([step]):
+        reached = tf.cast(global_step.read_value(), tf.int64)
+    done = [step]
+    for mean in means:
+        accumulator = mean.inputs[0]
+        # Accumulators are where their variables are, perhaps on another machine than the global step.
+        with tf.device(None), tf.device(accumulator.device):
+            done.append(_STEP_OF_ACCUMULATOR[mean.type](handle=accumulator, new_global_step=reached))
+    return tf.group(done)
 
 
 class TF1Adapter(OptimizerAdapter):

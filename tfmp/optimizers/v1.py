@@ -25,7 +25,7 @@ from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter
+from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.base import (
     LossScaleOptimizer,
@@ -46,7 +46,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     `tfmp.LossScaleOptimizer(opt, manager)` returns an object of this class, and the arguments are documented there.
     Name this class only to subclass it. It works in graphs, in Estimator, and in eager code with a loss that is a
-    function. A `SyncReplicasOptimizer` is refused: wrap the optimizer inside it.
+    function. A `SyncReplicasOptimizer` is refused: wrap the optimizer inside it; its workers go on after a skipped
+    step.
 
     Examples:
         >>> import tfmp
@@ -237,6 +238,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             step = accumulate(self._scaler, adapter, grads, facts, accumulator)
         else:
             step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
+        step = keep_workers_in_step(step, grads, global_step)
         _record_train_op(step)
         return step
 
