@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
+from tfmp.hosts.keras.configurations import object_of_config
 from tfmp.hosts.keras.internals import decays, index_of
 from tfmp.optimizer_state.float32_view import Float32View
 from tfmp.optimizer_state.settings import HalfSettings, half_settings
@@ -253,7 +254,10 @@ class HalfState(_NextClass):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
         """Make an optimizer from a configuration that `get_config` returned."""
-        optimizer = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
+        optimizers = keras.optimizers
+        optimizer = object_of_config(
+            keras, config["optimizer"], optimizers.Optimizer, vars(optimizers).values(), custom_objects
+        )
         settings = half_settings(config["slots"], config["rounding"], config["seed"])
         return with_half_state(optimizer, settings)
 

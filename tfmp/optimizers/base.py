@@ -344,15 +344,16 @@ class LossScaleOptimizer(StepProperties):
         """For Keras: make an optimizer from a configuration that `get_config` returned.
 
         Args:
-            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`.
-            custom_objects: The classes that the configuration names and that are not registered with Keras, by their
-                names.
+            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`. Nothing that it names is
+                imported.
+            custom_objects: The classes that the configuration names, by their names, if they are not registered with
+                Keras and their modules are not imported.
 
         Returns:
             The new optimizer, which is not built.
 
         Raises:
-            ValueError: It is the configuration of something else.
+            ValueError: It is the configuration of something else; or it names a class that is not known.
 
         Examples:
             >>> import keras, tfmp

@@ -11,7 +11,7 @@ from tfmp.core import lists
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
-from tfmp.core.managers import OWN_MANAGERS, Specification
+from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
@@ -261,13 +261,6 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
             "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
             "jit_compile": self._jit_compile,
         }
-
-    @classmethod
-    def _classes_by_name(cls) -> dict[str, type]:
-        # Legacy formats such as .h5 store only the name of a class, without the module or the package under which it is
-        # registered.
-        known = (*vars(cls._keras.optimizers).values(), *OWN_MANAGERS, SpikeDetector)
-        return {value.__name__: value for value in known if isinstance(value, type)}
 
     @property
     def apply(self) -> NoReturn:

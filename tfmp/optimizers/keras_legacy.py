@@ -12,7 +12,7 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import refuse_unsupported_horovods
-from tfmp.core.managers import OWN_MANAGERS, Specification
+from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
@@ -22,6 +22,7 @@ from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.base import optimizer_of, settings_to_show, validated_aggregation_dtype
 from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
+    parts_of_config,
     refuse_other_arguments,
     validate_inner_optimizer,
 )
@@ -328,13 +329,9 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> "LossScaleOptimizerLegacy":
         """As in `tfmp.LossScaleOptimizer`."""
-        # Files in Keras' older formats name a class without its module or package.
-        own = [*vars(cls._keras.optimizers.legacy).values(), *OWN_MANAGERS, SpikeDetector]
-        known = {each.__name__: each for each in own if isinstance(each, type)} | dict(custom_objects or {})
-        parts = dict(config)
-        for name in {"inner_optimizer", "loss_scale_manager", "skip_spikes"} & parts.keys():
-            if isinstance(parts[name], dict):
-                parts[name] = cls._keras.saving.deserialize_keras_object(parts[name], custom_objects=known)
+        optimizers = cls._keras.optimizers
+        kinds = (optimizers.legacy.Optimizer, optimizers.Optimizer)
+        parts = parts_of_config(cls._keras, config, kinds, vars(optimizers.legacy).values(), custom_objects)
         inner = parts.pop("inner_optimizer")
         if isinstance(inner, cls._keras.optimizers.Optimizer):
             # This is the configuration of a wrapper around an optimizer that is not legacy: `model_to_estimator` makes

@@ -12,11 +12,14 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import (
+    OWN_MANAGERS,
     LossScaleManager,
     Specification,
     dynamic_manager,
     get_loss_scale_manager,
 )
+from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.hosts.keras.configurations import object_of_config
 from tfmp.hosts.keras.own_code import is_foreign
 
 _logger = logging.getLogger("tfmp")
@@ -78,6 +81,35 @@ def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], d
     if given:
         names = ", ".join(f"`{name}`" for name in given)
         raise ValueError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no arguments: {names}.")
+
+
+def parts_of_config(
+    keras: ModuleType,
+    config: Mapping[str, Any],
+    kinds: type | tuple[type, ...],
+    optimizers: Iterable[object],
+    custom_objects: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the arguments that a configuration of a front-end holds, with the objects that it describes.
+
+    Args:
+        keras: The package of the front-end.
+        config: The configuration, from a file or from `get_config`.
+        kinds: The base class of the optimizers that may be wrapped, or several.
+        optimizers: The classes of optimizers that older formats name without a module.
+        custom_objects: The user's classes, by their names.
+    """
+    allowed: dict[str, tuple[type | tuple[type, ...], Iterable[object]]] = {
+        "inner_optimizer": (kinds, optimizers),
+        "loss_scale_manager": (LossScaleManager, OWN_MANAGERS),
+        "skip_spikes": (SpikeDetector, [SpikeDetector]),
+    }
+    described = {
+        name: object_of_config(keras, config[name], *allowed[name], custom_objects)
+        for name in allowed
+        if config.get(name) is not None
+    }
+    return {**config, **described}
 
 
 def manager_of_keras(

@@ -16,6 +16,7 @@ from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.optimizers.base import settings_to_show
 from tfmp.optimizers.keras.accumulation import KerasAccumulation
+from tfmp.optimizers.keras.arguments import parts_of_config
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
 from tfmp.optimizers.keras.loops import LoopRecord
@@ -153,21 +154,12 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "LossScaleOptimizerKeras":
         """As in `tfmp.LossScaleOptimizer`."""
-        known = cls._classes_by_name() | (custom_objects or {})
-        parts: dict[str, Any] = {
-            name: cls._keras.saving.deserialize_keras_object(config[name], custom_objects=known)
-            for name in ("inner_optimizer", "loss_scale_manager", "skip_spikes")
-            if config.get(name) is not None
-        }
+        optimizers = cls._keras.optimizers
+        parts = parts_of_config(cls._keras, config, optimizers.Optimizer, vars(optimizers).values(), custom_objects)
         # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
         # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
-        used = {name: value for name, value in config.items() if name not in cls._settings_of_every_optimizer}
-        return type.__call__(cls, **{**used, **parts})
-
-    @classmethod
-    def _classes_by_name(cls) -> dict[str, type]:
-        """Return the classes that a saved configuration may name and that Keras would not find by itself."""
-        return {}
+        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
+        return type.__call__(cls, **used)
 
     def _settings_to_show(self) -> list[str]:
         shown = {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from tfmp.hosts.keras.configurations import object_of_config
 from tfmp.hosts.keras.internals import SET_BY_CONSTRUCTOR, compiled_with, put_dtype_policy, set_trainable_of_itself
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.recomputation.layers.layer import Recompute
@@ -138,7 +139,8 @@ class RecomputedModel:
         # Not at the top of the file, because that module imports this one.
         from tfmp.recomputation.layers.model import layers_by_path, recompute_layers
 
-        model = cls._keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        keras = cls._keras
+        model = object_of_config(keras, config["model"], keras.Model, vars(keras.models).values(), custom_objects)
         layers = layers_by_path(cls._keras, model)
         # The configurations of some models contain those of their layers, which are recomputed then.
         plain = [path for path in config["recomputed"] if not isinstance(layers.get(path, None), Recompute | None)]
