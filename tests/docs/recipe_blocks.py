@@ -65,6 +65,18 @@ def run(heading: str, names: dict[str, Any]) -> None:
     _execute(recipes()[heading]["tfmp"], names)
 
 
+def run_in_order(names: dict[str, Any], *, without: Sequence[str]) -> None:
+    """Run all recipes of tfmp one after the other, as the page has them, but for some.
+
+    Args:
+        names: What they know at first, and where they leave what they make.
+        without: The headings of those that are left out.
+    """
+    for heading, blocks in recipes().items():
+        if heading not in without:
+            _execute([*blocks.get("both", []), *blocks["tfmp"]], names)
+
+
 def run_with_strategy(heading: str, names: dict[str, Any], strategy: Any = None) -> None:
     """Run a recipe of tfmp that makes a strategy and trains with it, on batches of which one overflows on a replica.
 
@@ -124,14 +136,16 @@ def shared_batches(names: dict[str, Any]) -> list[Batch]:
 
 def _main(heading: str) -> None:
     names: dict[str, Any] = {}
+    model, scaler = "model", "scaler"
     if heading == "Several GPUs in each process":
         run_with_strategy(heading, names)
+        model, scaler = "parallel", "parallel_scaler"
     else:
         names = set_up()
         names["batches"] = dataset(names, shared_batches(names))
         run(heading, names)
-    weights = [variable.numpy().tolist() for variable in names["model"].trainable_variables]
-    print("STATE recipe", json.dumps([weights, float(names["scaler"].loss_scale)]), flush=True)  # noqa: T201 - its result
+    weights = [variable.numpy().tolist() for variable in names[model].trainable_variables]
+    print("STATE recipe", json.dumps([weights, float(names[scaler].loss_scale)]), flush=True)  # noqa: T201 - its result
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def test_replicas_take_the_mean_and_skip_what_one_of_them_overflows_on(
 ) -> None:
     # Without GPUs the strategy that the page makes would have one replica.
     recipe_blocks.run_with_strategy(recipe, names, two_replicas)
-    _close(_weights(names["model"].trainable_variables), _trained(good[:3]))
-    assert float(names["scaler"].loss_scale) == _SCALE / 2
+    _close(_weights(names["parallel"].trainable_variables), _trained(good[:3]))
+    assert float(names["parallel_scaler"].loss_scale) == _SCALE / 2
 
 
 @pytest.mark.horovod
@@ -300,6 +300,18 @@ def test_a_disabled_scaler_checks_nothing(recipe: str, mixed: bool, names: dict[
     else:
         assert not np.isfinite(weights).any()
     assert float(names["scaler"].loss_scale) == (_SCALE / 2 if mixed else 1)
+
+
+def test_recipes_can_be_typed_one_after_the_other(
+    tmp_path: Path, two_replicas: tf.distribute.Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The strategy that the page makes is for GPUs.
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
+    names: dict[str, Any] = {"path": str(tmp_path / "run"), "mixed": True}
+    recipe_blocks.run_in_order(names, without=["One GPU in each process", "Several GPUs in each process"])
+    # Each recipe with the optimizer of the set-up takes a step for each of the four batches; a window is one step.
+    assert int(names["optimizer"].iterations) == 7 * 4 + 1
+    assert int(names["own_optimizer"].iterations) == 4
 
 
 def test_every_recipe_of_the_page_is_run() -> None:
