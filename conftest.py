@@ -32,6 +32,8 @@ if importlib.util.find_spec("mutmut") is None:
 if importlib.util.find_spec("mkdocs") is None:
     collect_ignore.append("tools/site/notebooks.py")
 if _KERAS3:
+    # No TensorFlow that Keras 3 runs on has Estimator.
+    collect_ignore.append("tfmp/npu/estimator.py")
     # The rewriter does not import TensorFlow, and its tables list the names of TensorFlow 2.15.
     collect_ignore += ["tfmp/migrate", "tests/migrate"]
 

@@ -13,7 +13,7 @@ from tfmp.npu.advice import ADVICE
 pytestmark = pytest.mark.graph
 
 
-@pytest.mark.parametrize("name", ["NPURunConfig", "NPUOptimizer", "npu_init", "hccl_ops", "util", "DynamicRNN"])
+@pytest.mark.parametrize("name", ["NpuExecutePlacement", "NPUOptimizer", "npu_init", "hccl_ops", "util", "DynamicRNN"])
 def test_names_that_are_not_here_say_what_to_use(name: str) -> None:
     with pytest.raises(ImportError, match=rf"^tfmp\.npu has no {name}: ") as caught:
         exec(f"from tfmp.npu import {name}", {})
@@ -34,7 +34,7 @@ def test_advice_needs_no_tensorflow() -> None:
         "import tfmp.npu.advice\n"
         "assert not {'tensorflow', 'numpy'} & set(sys.modules)\n"
         "sys.path[:] = [entry for entry in sys.path if 'site-packages' not in entry]\n"
-        "from tfmp.npu import NPUEstimator"
+        "from tfmp.npu import NPUOptimizer"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "ImportError: tfmp.npu has no NPUEstimator: use tf.estimator.Estimator (" in done.stderr
+    assert "ImportError: tfmp.npu has no NPUOptimizer: use the optimizer inside it; " in done.stderr

@@ -1,4 +1,4 @@
-"""The NPU bridge's names for loss scaling, for scripts that were written for it.
+"""The NPU bridge's names for loss scaling, and those that one process on CPU or GPU can do without.
 
 A script that was written for the bridge runs on CPU and GPU after its imports are changed:
 `from npu_bridge.npu_init import *` becomes `from tfmp.npu import *`, and
@@ -10,11 +10,10 @@ ImportError that says what to use in its place. `hasattr(tfmp.npu, name)` raises
 not return False. The other modules of the bridge do not exist here.
 
 Examples:
-    >>> from tfmp.npu import NPURunConfig
+    >>> from tfmp.npu import npu_rnn
     Traceback (most recent call last):
         ...
-    ImportError: tfmp.npu has no NPURunConfig: use tf.estimator.RunConfig (TensorFlow has Estimator up to 2.15), without
-    the settings that it does not know.
+    ImportError: tfmp.npu has no npu_rnn: use tf.compat.v1.nn.static_rnn.
 """
 
 from typing import Any

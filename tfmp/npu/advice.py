@@ -6,15 +6,10 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_ESTIMATOR = "(TensorFlow has Estimator up to 2.15)"
 _NO_DEVICE_SETTING = "leave it out: it only sets up the NPU"
 _NO_DEVICE_SCOPE = "leave it out, with its scopes: it only tells the NPU how to compile"
-_SESSION_CONFIG = "pass the tf.compat.v1.ConfigProto itself, or nothing"
-_SUBGROUPS = "use a process set, hvd.add_process_set"
-_PROTOBUF = (
-    "import it from tensorflow.core.protobuf, and remove the custom optimizer 'NpuOptimizer' that is added to it"
-)
-_AVERAGING = "use hvd.DistributedOptimizer(opt) of horovod.tensorflow, or in one process the optimizer itself"
+_SUBGROUPS = "use a process set, hvd.add_process_set of horovod.tensorflow"
+_PROTOBUF = "import it from tensorflow.core.protobuf"
 _REDUCING = "use hvd.allreduce(tensor, op=hvd.Sum) of horovod.tensorflow, or op=hvd.Average"
 _BROADCAST_HOOK = "use hvd.BroadcastGlobalVariablesHook(0) of horovod.tensorflow, or in one process leave it out"
 
@@ -22,61 +17,30 @@ _BROADCAST_HOOK = "use hvd.BroadcastGlobalVariablesHook(0) of horovod.tensorflow
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
         # Estimator
-        "NPUEstimator": f"use tf.estimator.Estimator {_ESTIMATOR}",
-        "NPUEstimatorSpec": f"use tf.estimator.EstimatorSpec {_ESTIMATOR}",
-        "NPURunConfig": f"use tf.estimator.RunConfig {_ESTIMATOR}, without the settings that it does not know",
-        "npu_run_config_init": f"pass the tf.estimator.RunConfig itself {_ESTIMATOR}",
-        "npu_estimator": f"use tf.estimator {_ESTIMATOR}",
+        "npu_estimator": "import its names from tfmp.npu",
         "NPUCheckpointSaverHook": "use tf.compat.v1.train.CheckpointSaverHook",
         "NPUOutputTensorHook": "use tf.compat.v1.train.LoggingTensorHook",
-        "NpuEmptyHook": "use tf.compat.v1.train.SessionRunHook()",
         # Settings
-        **dict.fromkeys(("npu_config_proto", "npu_session_config_init"), _SESSION_CONFIG),
+        "npu_session_config_init": "use npu_config_proto of tfmp.npu",
         **dict.fromkeys(("RewriterConfig", "rewriter_config_pb2", "config_pb2"), _PROTOBUF),
         "npu_graph_options": "pass the tf.compat.v1.GraphOptions itself, or nothing",
         "npu_optimizer_options": "pass the tf.compat.v1.OptimizerOptions itself, or nothing",
-        "ProfilingConfig": "use tf.compat.v1.train.ProfilerHook, or tf.profiler.experimental",
-        "DumpConfig": "leave it out; tfmp.LossScaleLoggingHook names the variables that overflowed",
         **dict.fromkeys(
             ("DynamicInputConfig", "NpuExecutePlacement", "experimental_options", "npu_config"), _NO_DEVICE_SETTING
         ),
         # Sessions
-        "init_resource": "use tf.compat.v1.Session(config=config), and hvd.init() for several processes",
-        "shutdown_resource": "leave it out",
-        "close_session": "use session.close()",
-        "set_keras_session_npu_config": "use tf.compat.v1.keras.backend.set_session(session)",
         "npu_clear_session": "use tf.keras.backend.clear_session()",
         # Several devices
-        **dict.fromkeys(
-            ("NPUDistributedOptimizer", "npu_distributed_optimizer_wrapper", "npu_tf_optimizer"), _AVERAGING
-        ),
         **dict.fromkeys(("allreduce", "npu_allreduce", "hccl_ops"), _REDUCING),
         **dict.fromkeys(("NPUBroadcastGlobalVariablesHook", "npu_hook"), _BROADCAST_HOOK),
         "NPUOptimizer": "use the optimizer inside it; around hvd.DistributedOptimizer(opt) or opt itself put "
         "NPULossScaleOptimizer, if it scaled the loss too",
         "npu_optimizer": "use tfmp.npu.NPULossScaleOptimizer, and hvd.DistributedOptimizer of horovod.tensorflow",
-        "npu_hooks_append": f"pass the list of hooks itself; {_BROADCAST_HOOK}",
-        "npu_callbacks_append": "pass the list of callbacks itself",
         "NPUBroadcastGlobalVariablesCallback": "leave it out in one process and under a tf.distribute strategy",
-        **dict.fromkeys(
-            ("KerasDistributeOptimizer", "npu_keras_optimizer"),
-            "use the optimizer itself, under a tf.distribute strategy for several devices",
-        ),
         **dict.fromkeys(("npu_strategy", "NPUStrategy"), "use tf.distribute.MirroredStrategy()"),
-        **dict.fromkeys(("get_rank_size", "get_npu_rank_size"), "use hvd.size() of horovod.tensorflow, or 1"),
-        **dict.fromkeys(("get_rank_id", "get_npu_rank_id"), "use hvd.rank() of horovod.tensorflow, or 0"),
         **dict.fromkeys(
-            ("get_local_rank_id", "get_npu_local_rank_id"), "use hvd.local_rank() of horovod.tensorflow, or 0"
-        ),
-        "get_local_rank_size": "use hvd.local_size() of horovod.tensorflow, or 1",
-        **dict.fromkeys(
-            (
-                "create_group",
-                "destroy_group",
-                "get_world_rank_from_group_rank",
-                "get_group_rank_from_world_rank",
-            ),
-            f"{_SUBGROUPS} of horovod.tensorflow",
+            ("create_group", "destroy_group", "get_world_rank_from_group_rank", "get_group_rank_from_world_rank"),
+            _SUBGROUPS,
         ),
         **dict.fromkeys(
             ("set_split_strategy_by_idx", "set_split_strategy_by_size"),

@@ -1,17 +1,16 @@
 """The replacements of the NPU bridge's names."""
 
-import importlib
+import pytest
 
-from tfmp.migrate.tables.npu_bridge_names import LOSS_SCALES, MODULES, STAR, advice, import_lines, target
+import tfmp.npu
+from tfmp.migrate.tables.npu_bridge_names import STAR, advice, import_lines, target
 
 
-def test_the_loss_scaling_names_are_in_tfmp() -> None:
-    for name in LOSS_SCALES:
-        assert target(f"{STAR}.{name}") == "tfmp.npu"
-        assert hasattr(importlib.import_module("tfmp.npu"), name)
-    for module in MODULES:
-        assert target(f"npu_bridge.estimator.npu.{module}") == "tfmp.npu"
-        assert importlib.import_module(f"tfmp.npu.{module}")
+@pytest.mark.parametrize("name", dir(tfmp.npu))
+def test_a_name_that_tfmp_has_is_imported_from_it(name: str) -> None:
+    for module in (STAR, "npu_bridge.estimator.npu", "npu_bridge.estimator.npu.npu_optimizer", "hccl.manage.api"):
+        assert target(f"{module}.{name}") == "tfmp.npu"
+    assert advice(name) == "import it from tfmp.npu"
 
 
 def test_other_names_have_advice_in_place_of_a_target() -> None:
@@ -21,9 +20,9 @@ def test_other_names_have_advice_in_place_of_a_target() -> None:
 
 
 def test_one_import_line_serves_all_names_of_a_module() -> None:
-    names = ["session", "RewriterConfig", *LOSS_SCALES]
+    names = ["session", "RewriterConfig", "npu_config_proto", "NPULossScaleOptimizer"]
     assert import_lines(names) == [
         "from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig",
         "from tensorflow.python.client import session",
-        f"from tfmp.npu import {', '.join(sorted(LOSS_SCALES))}",
+        "from tfmp.npu import NPULossScaleOptimizer, npu_config_proto",
     ]

@@ -4,13 +4,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from tfmp import npu
 from tfmp.npu.advice import ADVICE
 
-LOSS_SCALES = frozenset(("NPULossScaleOptimizer", "FixedLossScaleManager", "ExponentialUpdateLossScaleManager"))
-MODULES = frozenset(("npu_loss_scale_optimizer", "npu_loss_scale_manager"))
 STAR = "npu_bridge.npu_init"
-# The second package had the loss scaling before the NPU bridge existed.
-_PACKAGES = ("npu_bridge.estimator.npu", "tensorflow.contrib.offline_train.python.npu")
 
 _PROTOBUF = "tensorflow.core.protobuf"
 # Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
@@ -35,11 +32,11 @@ def advice(name: str) -> str:
     """Return the advice for a name of the bridge: the end of a sentence, without a full stop.
 
     Examples:
-        >>> advice("shutdown_resource")
-        'leave it out'
+        >>> advice("npu_rnn")
+        'use tf.compat.v1.nn.static_rnn'
     """
     word = name.rpartition(".")[2]
-    if word in MODULES or word in LOSS_SCALES:
+    if word in dir(npu):
         return "import it from tfmp.npu"
     return {**ADVICE, **_ADVICE}.get(word, "leave it out, or do by TensorFlow what it did")
 
@@ -53,7 +50,7 @@ def is_of_bridge(name: str) -> bool:
         >>> is_of_bridge("numpy"), is_of_bridge("input_data"), is_of_bridge("INPUT_SIZE"), is_of_bridge("low_rank_dim")
         (False, False, False, False)
     """
-    return name in _ADVICE or name in ADVICE or _OF_THE_BRIDGE.search(name) is not None
+    return name in _ADVICE or name in ADVICE or name in dir(npu) or _OF_THE_BRIDGE.search(name) is not None
 
 
 def target(name: str) -> str | None:
@@ -66,12 +63,9 @@ def target(name: str) -> str | None:
         ('tfmp.npu', None)
     """
     module, _, word = name.rpartition(".")
-    package, _, last = module.rpartition(".")
     if module == STAR and word in _OF_OTHERS:
         return _OF_OTHERS[word]
-    is_module = module in _PACKAGES and word in MODULES
-    is_class = word in LOSS_SCALES and (module == STAR or (package in _PACKAGES and last in MODULES))
-    return "tfmp.npu" if is_module or is_class else None
+    return "tfmp.npu" if word in dir(npu) else None
 
 
 def import_lines(names: Iterable[str]) -> list[str]:
@@ -92,8 +86,8 @@ def advised(names: Mapping[str, Sequence[int]]) -> str:
     """Return the advice for several names of the bridge.
 
     Examples:
-        >>> advised({"shutdown_resource": [3, 9]})
-        'shutdown_resource (lines 3, 9): leave it out'
+        >>> advised({"npu_rnn": [3, 9]})
+        'npu_rnn (lines 3, 9): use tf.compat.v1.nn.static_rnn'
     """
     return "; ".join(
         f"{name} ({in_lines(lines)}){f': {advice(name)}' if lines else ''}" for name, lines in names.items()

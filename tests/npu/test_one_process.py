@@ -1,0 +1,105 @@
+"""The bridge's names for devices and processes do nothing in one process, and refuse to stand for several."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import tensorflow as tf
+
+import tfmp.npu
+
+pytestmark = pytest.mark.graph
+
+#: What each name returns in one process.
+_RETURNED: dict[str, Callable[[], bool]] = {
+    "get_rank_size": lambda: tfmp.npu.get_rank_size() == tfmp.npu.get_rank_size(group="hccl_world_group") == 1,
+    "get_local_rank_size": lambda: tfmp.npu.get_local_rank_size() == 1,
+    "get_npu_rank_size": lambda: tfmp.npu.get_npu_rank_size() == 1,
+    "get_rank_id": lambda: tfmp.npu.get_rank_id() == tfmp.npu.get_rank_id("hccl_world_group") == 0,
+    "get_local_rank_id": lambda: tfmp.npu.get_local_rank_id() == 0,
+    "get_npu_rank_id": lambda: tfmp.npu.get_npu_rank_id() == 0,
+    "get_npu_local_rank_id": lambda: tfmp.npu.get_npu_local_rank_id() == 0,
+    "ops_adapter.size": lambda: tfmp.npu.ops_adapter.size() == 1,
+    "ops_adapter.rank": lambda: tfmp.npu.ops_adapter.rank() == 0,
+    "npu_hooks_append": lambda: _is_returned(tfmp.npu.npu_hooks_append, "hooks_list"),
+    "npu_callbacks_append": lambda: _is_returned(tfmp.npu.npu_callbacks_append, "callbacks_list"),
+    "npu_tf_optimizer": lambda: _is_itself(tfmp.npu.npu_tf_optimizer),
+    "npu_keras_optimizer": lambda: _is_itself(tfmp.npu.npu_keras_optimizer),
+    "npu_distributed_optimizer_wrapper": lambda: _is_itself(tfmp.npu.npu_distributed_optimizer_wrapper),
+    "NPUDistributedOptimizer": lambda: _is_itself(tfmp.npu.NPUDistributedOptimizer),
+    "KerasDistributeOptimizer": lambda: _is_itself(tfmp.npu.KerasDistributeOptimizer),
+    "npu_config_proto": lambda: tfmp.npu.npu_config_proto().allow_soft_placement,
+    "init_resource": lambda: _is_opened_and_closed(*tfmp.npu.init_resource()),
+}
+
+
+def _is_returned(append: Callable[..., list[str]], keyword: str) -> bool:
+    given = ["one"]
+    return append(given) is given and append(**{keyword: given}) is given and append() == [] and append(("a",)) == ["a"]
+
+
+def _is_itself(wrapper: Callable[[object], object]) -> bool:
+    optimizer = tf.compat.v1.train.AdamOptimizer()
+    return wrapper(optimizer) is optimizer
+
+
+def _is_opened_and_closed(session: tf.compat.v1.Session, shutdown: tf.Operation) -> bool:
+    session.run(shutdown)
+    tfmp.npu.shutdown_resource(session, shutdown)
+    tfmp.npu.close_session(session)
+    with pytest.raises(RuntimeError, match="closed Session"):
+        session.run(shutdown)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _graph() -> Iterator[None]:
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.mark.parametrize("size", [None, "", "0", "1", " 1 "])
+@pytest.mark.parametrize("name", _RETURNED)
+def test_one_process_needs_none_of_them(name: str, size: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if size is None:
+        monkeypatch.delenv("RANK_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("RANK_SIZE", size)
+    assert _RETURNED[name]()
+
+
+@pytest.mark.parametrize("name", _RETURNED)
+def test_several_processes_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK_SIZE", "8")
+    expected = r"RANK_SIZE is '8': .* set the environment variable RANK_SIZE to 1\. .* as hvd` and use .*hvd|horovod"
+    with pytest.raises(RuntimeError, match=expected):
+        _RETURNED[name]()
+
+
+def test_configuration_of_a_session_stays_the_users() -> None:
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=3)
+    config.graph_options.rewrite_options.custom_optimizers.add().name = "NpuOptimizer"
+    assert tfmp.npu.npu_config_proto(config_proto=config) is config
+    assert config.allow_soft_placement
+    assert config.inter_op_parallelism_threads == 3
+    # TensorFlow leaves out a graph pass that it does not know.
+    with tf.compat.v1.Session(config=config) as session:
+        assert session.run(tf.constant(2) + tf.constant(3)) == 5
+
+
+def test_empty_hook_is_a_hook_that_does_nothing() -> None:
+    hook = tfmp.npu.NpuEmptyHook()
+    step = tf.compat.v1.train.get_or_create_global_step()
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        assert session.run(step) == 0
+
+
+@pytest.mark.skipif(not hasattr(tf.compat.v1.keras.backend, "set_session"), reason="Keras 3 has no sessions")
+def test_keras_uses_the_session() -> None:
+    backend = tf.compat.v1.keras.backend
+    before = backend.get_session()
+    session = tfmp.npu.set_keras_session_npu_config(config=tf.compat.v1.ConfigProto())
+    try:
+        assert backend.get_session() is session
+    finally:
+        backend.set_session(before)
+        tfmp.npu.close_session(session)
