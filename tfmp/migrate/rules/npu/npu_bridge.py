@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
-from tfmp.migrate.analysis.expressions import Imported, argument
+from tfmp.migrate.analysis.expressions import Imported, argument, dotted
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_guarded
 from tfmp.migrate.edits.import_edits import without_statement
@@ -35,6 +35,11 @@ _UNCHECKED = (
     "infinity or NaN, which float16 produces on CPU and GPU, ruins the weights for good. Remove the argument, so that "
     "steps that overflow are skipped."
 )
+_ALONE = (
+    "is_distributed=True lets several processes decide together about each step. If nothing distributes the training, "
+    "as in one process, NPULossScaleOptimizer raises an error. Remove the argument, or call hvd.init() of "
+    "horovod.tensorflow before the optimizer is constructed."
+)
 
 
 def rewrite(script: Script) -> Iterator[Result]:
@@ -48,7 +53,7 @@ def rewrite(script: Script) -> Iterator[Result]:
             yield Finding(RULE, script.line(node), Level.NOTE, _GUARDED)
         elif node not in stars:
             yield from _replaced(script, node, [one for one in imports if one.node is node])
-    yield from _unchecked(script, has_stars=bool(stars))
+    yield from _arguments(script, has_stars=bool(stars))
 
 
 def _is_of_bridge(name: str) -> bool:
@@ -113,10 +118,21 @@ def _of_star(script: Script, left: Mapping[str, Sequence[int]], ours: Sequence[s
     return f"{told}{by if unknown else ''}Once these names come from elsewhere, {instead}."
 
 
-def _unchecked(script: Script, *, has_stars: bool) -> Iterator[Finding]:
+def _arguments(script: Script, *, has_stars: bool) -> Iterator[Finding]:
+    """Report a check for overflow that is turned off, and a wrapper that waits for processes that nothing connects."""
     for call in script.nodes(cst.Call):
         name = script.function_name(call)
-        is_ours = name.startswith("tfmp.npu.") or _is_of_bridge(name) or (has_stars and name == script.last_word(call))
-        check = argument(call, 1, "enable_overflow_check") if is_ours else None
-        if name.endswith("FixedLossScaleManager") and isinstance(check, cst.Name) and check.value == "False":
+        if not (name.startswith("tfmp.npu.") or _is_of_bridge(name) or (has_stars and name == script.last_word(call))):
+            continue
+        if name.endswith("FixedLossScaleManager") and dotted(argument(call, 1, "enable_overflow_check")) == "False":
             yield Finding(RULE, script.line(call), Level.WRONG, _UNCHECKED)
+        is_distributed = dotted(argument(call, 2, "is_distributed")) == "True"
+        if name.endswith("NPULossScaleOptimizer") and is_distributed and not _may_have_processes(script, call):
+            yield Finding(RULE, script.line(call), Level.FAILS, _ALONE)
+
+
+def _may_have_processes(script: Script, call: cst.Call) -> bool:
+    """Tell whether a script uses Horovod, or a call stands in a branch, which may ask for the number of processes."""
+    branches = (above for above in script.ancestors(call) if isinstance(above, cst.If | cst.IfExp))
+    is_conditional = any(not script.code(branch.test).startswith("__name__") for branch in branches)
+    return is_conditional or any(one.name.startswith("horovod.") for one in script.imports)
