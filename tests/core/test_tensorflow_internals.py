@@ -18,10 +18,12 @@ from tfmp.core.tensorflow_internals import (
     global_random_generator,
     gradients_may_be_recorded,
     is_stateful,
+    is_unfinished_branch,
     is_watched,
     key_of_distributed,
     make_slots,
     new_function_graph,
+    number_of_tensor,
     op_definition,
     ops_are_watched,
     set_key_of_distributed,
@@ -247,3 +249,50 @@ def test_notes_for_checkpoints_are_in_attributes_of_a_known_prefix() -> None:
     added = set(vars(module)) - before - {"child"}
     assert added
     assert all(name.startswith(TRACKING_PREFIX) for name in added)
+
+
+def test_tensors_are_numbered_in_the_order_in_which_they_are_made() -> None:
+    made = [tf.constant(1.0)]
+
+    @tf.function
+    def trace(x: tf.Tensor) -> tf.Tensor:
+        made.extend((x, x * 2))
+        return tf.cond(x > 0, lambda: made.append(x + 1) or made[-1], lambda: x)
+
+    trace(made[0])
+    with tf.Graph().as_default():
+        made.append(tf.constant(1.0))
+    numbers = [number_of_tensor(tensor) for tensor in [*made, tf.constant(1.0)]]
+    assert None not in numbers
+    assert numbers == sorted(set(numbers))
+    assert (number_of_tensor(tf.Variable(1.0)), number_of_tensor(1.0)) == (None, None)
+
+
+@pytest.mark.parametrize("conditional", ["cond", "switch_case"])
+def test_branch_is_unfinished_until_its_conditional_is_built(conditional: str) -> None:
+    graphs, found = [], []
+
+    def branch() -> tf.Tensor:
+        graphs.append(tf.compat.v1.get_default_graph())
+        found.append(list(map(is_unfinished_branch, graphs)))
+        return tf.constant(0.0)
+
+    @tf.function
+    def trace(index: tf.Tensor) -> None:
+        graphs.append(tf.compat.v1.get_default_graph())
+        build = {
+            "cond": lambda: tf.cond(index > 0, branch, branch),
+            "switch_case": lambda: tf.switch_case(index, [branch, branch]),
+        }[conditional]
+        build()
+        found.append(list(map(is_unfinished_branch, graphs)))
+        build()
+
+    trace(tf.constant(1))
+    assert found == [
+        [False, True],
+        [False, True, True],
+        [False, False, False],
+        [False, False, False, True],
+        [False, False, False, True, True],
+    ]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
-from tfmp.grad_scaler.call_order import CallOrder, on_replica
+from tfmp.grad_scaler.call_order import CallOrder
 
 
 def test_optimizers_are_distinguished_by_identity() -> None:
@@ -31,17 +31,18 @@ def test_optimizer_is_named_by_its_type_and_its_name(optimizer: object, named: s
     calls = CallOrder()
     calls.note_step(optimizer, None)
     with pytest.raises(RuntimeError, match=rf"step was called already for this optimizer \({named}\) since"):
-        calls.validate_step(optimizer)
+        calls.validate_step(optimizer, [])
 
 
 def test_step_finds_the_check_of_unscale_until_update() -> None:
-    calls, seen = CallOrder(), EarlierCheck(LocalResult(tf.constant(True)))
-    calls.note_unscale("sgd", seen, None)
-    assert calls.validate_step("sgd") is seen
-    assert calls.validate_step("adam") is None
+    calls, seen, grad = CallOrder(), EarlierCheck(LocalResult(tf.constant(True))), tf.constant(1.0)
+    calls.note_unscale("sgd", seen, None, [tf.constant(8.0)], [grad])
+    (found,), scaled = calls.validate_step("sgd", [grad])
+    assert (found is seen, scaled) == (True, [False])
+    assert calls.validate_step("adam", [grad]) == ([], [True])
     calls.note_step("sgd", None)
     calls.end()
-    assert calls.validate_step("sgd") is None
+    assert calls.validate_step("sgd", [grad]) == ([], [True])
 
 
 @pytest.mark.parametrize("stepped", ["sgd", "adam"])
@@ -51,10 +52,10 @@ def test_what_unscale_found_is_used_by_a_step_of_its_optimizer_only(stepped: str
     calls.note_step(stepped, None)
     with tf.Graph().as_default():
         if stepped == "sgd":
-            assert calls.validate_step("sgd") is None
+            assert calls.validate_step("sgd", [tf.constant(1.0)]) == ([], [True])
         else:
             with pytest.raises(RuntimeError, match=r"unscale was called for this optimizer \(str\) outside of the"):
-                calls.validate_step("sgd")
+                calls.validate_step("sgd", [tf.constant(1.0)])
 
 
 def test_step_in_another_function_does_not_use_what_unscale_found() -> None:
@@ -63,7 +64,7 @@ def test_step_in_another_function_does_not_use_what_unscale_found() -> None:
     with tf.Graph().as_default():
         calls.note_step("sgd", None)
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
-        calls.validate_step("sgd")
+        calls.validate_step("sgd", [tf.constant(1.0)])
 
 
 def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
@@ -75,20 +76,12 @@ def test_calls_are_recorded_for_each_graph_and_do_not_keep_it_alive() -> None:
     # This call is recorded for eager code, not for the graph.
     calls.note_step("sgd", None)
     with graph.as_default(), pytest.raises(RuntimeError, match="step was called already"):
-        calls.validate_step("sgd")
+        calls.validate_step("sgd", [tf.constant(1.0)])
     function = tf.function(lambda: calls.note_step("sgd", None))
     seen = weakref.ref(function.get_concrete_function().graph)
     del function, graph
     gc.collect()
     assert seen() is None
-
-
-def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    seen = [on_replica()]
-    with two_replicas.scope():
-        seen.append(on_replica())
-    two_replicas.run(lambda: seen.append(on_replica()))
-    assert seen == [False, False, True, True]
 
 
 def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
@@ -104,14 +97,14 @@ def test_update_on_a_replica_forgets_the_calls_of_this_replica_only(
         replica = int(tf.distribute.get_replica_context().replica_id_in_sync_group)
         if replica == 1:
             calls.end()
-            found[replica] = calls.validate_step("sgd")
+            found[replica] = calls.validate_step("sgd", [])
         else:
             with pytest.raises(RuntimeError, match="step was called already"):
-                calls.validate_step("sgd")
+                calls.validate_step("sgd", [tf.constant(1.0)])
 
     two_replicas.run(unscale_and_step)
     two_replicas.run(end_on_the_second)
-    assert found == {1: None}
+    assert found == {1: ([], [])}
     # Nor is what `unscale` found on the first replica forgotten.
     assert calls.has_unscaled
     calls.end()
@@ -124,9 +117,9 @@ def test_what_unscale_found_is_forgotten_with_the_function_that_was_traced() -> 
         lambda: calls.note_unscale("sgd", EarlierCheck(LocalResult(tf.constant(True))), None)
     ).get_concrete_function()
     with pytest.raises(RuntimeError, match="unscale was called for this optimizer"):
-        calls.validate_step("sgd")
+        calls.validate_step("sgd", [tf.constant(1.0)])
     calls.end()
-    assert calls.validate_step("sgd") is None
+    assert calls.validate_step("sgd", [tf.constant(1.0)]) == ([], [True])
     del traced
 
 

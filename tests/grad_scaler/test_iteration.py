@@ -34,12 +34,13 @@ def test_end_adjusts_by_what_was_kept_and_begins_the_next_iteration(needs_max_ab
         iteration.note_steps(["adam" if applied else "sgd"], result, [None], SingleProcess())
     iteration.end(adjust)
     assert int(iteration.pending.get("results")) == 0
-    iteration.calls.validate_step("sgd")
+    iteration.calls.validate_step("sgd", [])
     # A step that Python has seen certainly counts. Gradients that were unscaled for a step that was dropped do not.
     earlier = EarlierCheck(LocalResult(tf.constant(True)))
     result = StepResult(tf.constant(True), tf.constant(0.0))
-    iteration.note_unscale("sgd", earlier, result, None, SingleProcess())
-    assert iteration.calls.validate_step("sgd") is earlier
+    returned = tf.constant(1.0)
+    iteration.note_unscale("sgd", earlier, result, None, SingleProcess(), [tf.constant(8.0)], [returned])
+    assert iteration.calls.validate_step("sgd", [returned]) == ([earlier], [False])
     iteration.end(adjust)
     assert adjust.calls == [(False, largest, None), (True, None if largest is None else 0, False)]
 
@@ -64,7 +65,7 @@ def test_iteration_that_is_given_up_counts_its_overflow_and_forgets_its_calls() 
     for applied in (True, False):
         iteration.note_steps(["sgd"], StepResult(tf.constant(applied)), [None], SingleProcess())
         iteration.give_up(adjust)
-        iteration.calls.validate_step("sgd")
+        iteration.calls.validate_step("sgd", [])
     assert adjust.calls == [(True, None, False), (False, None, True)]
 
 

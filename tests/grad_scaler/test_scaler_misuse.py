@@ -18,9 +18,10 @@ def _sgd() -> Any:
 class _Training:
     def __init__(self) -> None:
         self.scaler, self.optimizer, self.weight = tfmp.GradScaler(8), _sgd(), tf.Variable(0.0)
+        self._scaled = tf.constant(8.0)
 
     def unscale(self) -> None:
-        self.scaler.unscale(self.optimizer, [tf.constant(8.0)])
+        self.scaler.unscale(self.optimizer, [self._scaled])
 
     def step(self) -> None:
         self.scaler.step(self.optimizer, [(tf.constant(8.0), self.weight)])
@@ -33,7 +34,10 @@ class _Training:
 @pytest.mark.parametrize(
     ("verbs", "message"),
     [
-        ("unscale unscale", r"unscale was called already for this optimizer .* Unscale once, then step, then update"),
+        (
+            "unscale unscale",
+            r"unscale was called already for this optimizer .* Unscale each gradient once, then step, then update",
+        ),
         ("step unscale", r"step was called already .*: unscale comes before step; call update\(\) once"),
         ("step step", r"step was called already .*: call update\(\) once after all optimizers have stepped"),
         ("unscale step step", r"step was called already"),

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import op_callbacks, op_def_registry
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -106,6 +106,39 @@ def gradients_may_be_recorded() -> bool:
         True
     """
     return bool(record.could_possibly_record())
+
+
+def number_of_tensor(tensor: Any) -> int | None:  # noqa: ANN401 - of any type
+    """Return the number of a tensor; None for anything else. TensorFlow numbers tensors in the order they are made in.
+
+    The numbers are of the whole process: of eager tensors and those of all graphs.
+
+    `Tensor._id` of TensorFlow 2.15 to 2.21. In public, tensors can be told apart, but have no order.
+
+    Examples:
+        >>> number_of_tensor(tf.constant(1.0)) < number_of_tensor(tf.constant(1.0)), number_of_tensor(1.0)
+        (True, None)
+    """
+    return int(tensor._id) if isinstance(tensor, tf.Tensor) else None
+
+
+def is_unfinished_branch(graph: tf.Graph) -> bool:
+    """Return whether a graph is a branch of a conditional that is still being built, or whose building has failed.
+
+    `CondBranchFuncGraph` of TensorFlow 2.15 to 2.21, the class of graphs of branches, and `FuncGraph.outer_graph`: when
+    all branches are built, the graph around them gets an op that calls them by their names. Nothing public tells a
+    branch from another function.
+    """
+    if not isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
+        return False
+    conditionals = [op for op in graph.outer_graph.get_operations() if op.type in _CONDITIONALS]
+    called = [attribute for op in conditionals for attribute in op.node_def.attr.values()]
+    names = [function.name for each in called for function in [each.func, *each.list.func]]
+    # TensorFlow adds a suffix to the name of a branch that it changes afterwards.
+    return not any(name.startswith(graph.name) for name in names)
+
+
+_CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:

@@ -6,9 +6,11 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core.distribute import current_replica, on_replica
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
 from tfmp.core.overflow.results import EarlierCheck
-from tfmp.core.tensorflow_internals import control_flow_context
-from tfmp.types import Done
+from tfmp.core.tensorflow_internals import control_flow_context, is_unfinished_branch
+from tfmp.types import Done, Gradient, Gradients
 
 
 class _Call(NamedTuple):
@@ -20,7 +22,7 @@ class _Call(NamedTuple):
     replica: int | None
 
     def is_for(self, optimizer: object) -> bool:
-        return self.optimizer is optimizer and self.replica == _current_replica()
+        return self.optimizer is optimizer and self.replica == current_replica()
 
 
 class _Unscaled(NamedTuple):
@@ -31,6 +33,10 @@ class _Unscaled(NamedTuple):
     context: "weakref.ref[_Context]"
     #: The result of checking the gradients.
     earlier: EarlierCheck
+    #: The gradients that the user passed, and those that were returned.
+    gradients: UnscaledGradients
+    #: True if the gradients may be computed from those that an earlier call returned.
+    may_be_unscaled_twice: bool = False
     #: True if `step` was called with the gradients.
     used_by_step: bool = False
 
@@ -44,7 +50,7 @@ class CallOrder:
 
     The calls for each optimizer must come in this order:
 
-        unscale      optional, at most once
+        unscale      optional; once for all gradients, or once for each group of them
         step         at most once; left out if the user drops the step
         update       once for all optimizers; the calls before it are forgotten
 
@@ -62,7 +68,7 @@ class CallOrder:
     Examples:
         >>> calls = CallOrder()
         >>> calls.note_step("optimizer", None)
-        >>> calls.validate_step("optimizer")
+        >>> calls.validate_step("optimizer", [])
         Traceback (most recent call last):
             ...
         RuntimeError: step was called already for this optimizer (str) since the last update: call update()
@@ -76,38 +82,104 @@ class CallOrder:
         self._step_calls: weakref.WeakKeyDictionary[_Context, list[_Call]] = weakref.WeakKeyDictionary()
         self._ops: weakref.WeakKeyDictionary[_Context, list[tf.Operation]] = weakref.WeakKeyDictionary()
 
-    def validate_unscale(self, optimizer: object) -> None:
-        """Raise an error if `unscale` must not be called now for this optimizer."""
+    def validate_unscale(self, optimizer: object, grads: Gradients | None) -> None:
+        """Raise an error if `unscale` must not be called now for this optimizer.
+
+        `grads` are the gradients that it got; None if it got an accumulator.
+        """
         self._refuse_after_step("unscale", optimizer)
-        contexts = list(self._enclosing_contexts())
-        if self._is_strict and any(each.is_in(contexts) for each in self._unscaled_for(optimizer)):
+        before = self._unscaled_here(optimizer)
+        if not self._is_strict or not before:
+            return
+        given = [grad for grad in grads or () if grad is not None]
+        # In a window the overflows of all variables were counted.
+        has_window = grads is None or any(each.earlier.of_micro_batches for each in before)
+        were_returned = any(each.gradients.returned(grad) for each in before for grad in given)
+        were_given = all(any(each.gradients.got(grad) for each in before) for grad in given)
+        if has_window or were_returned or were_given:
             raise RuntimeError(
-                f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update: the "
-                "gradients would be divided by the loss scale twice. Unscale once, then step, then update; call "
-                "abandon() first if an exception ended the iteration before."
+                f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update"
+                f"{', and one of the calls got an accumulator' if has_window else ' with these gradients'}: the "
+                "gradients would be divided by the loss scale twice. Unscale each gradient once, then step, then "
+                "update; call abandon() first if an exception ended the iteration before."
             )
 
-    def note_unscale(self, optimizer: object, earlier: EarlierCheck, op: Done) -> None:
+    def note_unscale(
+        self, optimizer: object, earlier: EarlierCheck, op: Done, given: Gradients = (), returned: Gradients = ()
+    ) -> None:
         """Record a call of `unscale`, the result of checking its gradients, and the op that keeps it for `update`."""
-        self._unscaled.append(_Unscaled(_Call(optimizer, _current_replica()), weakref.ref(self._context()), earlier))
+        before = [each.gradients for each in self._unscaled_here(optimizer)]
+        may_be_twice = bool(before) and any(grad is not None and not _is_scaled(grad, before) for grad in given)
+        gradients = UnscaledGradients()
+        gradients.add(given, returned)
+        call, context = _Call(optimizer, current_replica()), weakref.ref(self._context())
+        self._unscaled.append(_Unscaled(call, context, earlier, gradients, may_be_twice))
         self._note_op(op)
 
-    def validate_step(self, optimizer: object) -> EarlierCheck | None:
-        """Raise an error if `step` must not be called now; else return what `unscale` found, if it was called."""
+    def validate_step(self, optimizer: object, grads: Gradients) -> tuple[list[EarlierCheck], list[bool]]:
+        """Raise an error if `step` must not be called now with these gradients.
+
+        Otherwise return what the calls of `unscale` found, and for each gradient whether it is still scaled.
+        """
         self._refuse_after_step("step", optimizer)
-        contexts, called = list(self._enclosing_contexts()), self._unscaled_for(optimizer)
-        for each in called:
-            if each.is_in(contexts):
-                return each.earlier
+        called = self._unscaled_here(optimizer)
+        if not called:
+            self._refuse_unscaled_elsewhere(optimizer, grads)
+            return [], [True] * len(grads)
+        unscaled = [each.gradients for each in called]
+        scaled = [_is_scaled(grad, unscaled) for grad in grads]
+        if self._is_strict:
+            self._refuse_unknown(optimizer, called, grads, scaled)
+        is_any_unscaled = any(grad is not None and not each for grad, each in zip(grads, scaled, strict=True))
+        return [each.earlier for each in called] if is_any_unscaled else [], scaled
+
+    def _refuse_unknown(
+        self, optimizer: object, called: "Sequence[_Unscaled]", grads: Gradients, scaled: Sequence[bool]
+    ) -> None:
+        """Raise an error if gradients of a step are perhaps not what `scaled` says of them.
+
+        Those that were made after `unscale` are taken for what it returned, perhaps clipped, so there must not be more.
+        If there are fewer, those that were made before may stand in for them.
+        """
+        num_given = sum(any(each.gradients.got(grad) for each in called) for grad in grads)
+        num_later = sum(grad is not None for grad in grads) - sum(scaled)
+        num_unscaled = sum(each.gradients.count for each in called)
+        num_missing = num_unscaled - num_given - num_later
+        is_doubtful = sum(scaled) > num_given or any(each.may_be_unscaled_twice for each in called)
+        if (num_missing < 0 and num_later > 0) or (num_missing > 0 and is_doubtful):
+            raise RuntimeError(
+                f"step cannot tell which gradients of this optimizer ({_name(optimizer)}) are still scaled: unscale "
+                f"returned {num_unscaled} gradients, and {num_given + num_later} of those that step got can be these. "
+                "Compute all gradients before you first call unscale, unscale each of them once, in one call or in a "
+                "call for each group, and pass all of them to step; call abandon() first if an exception ended the "
+                "iteration before."
+            )
+
+    def _refuse_unscaled_elsewhere(self, optimizer: object, grads: Gradients) -> None:
+        """Raise an error if `unscale` may have returned gradients of a step where the step cannot use its result."""
         # If a step has already used the unscaled gradients, that `unscale` belongs to another branch of a conditional
         # or to another function, and is not a mistake.
-        if any(each.context() is not None and not each.used_by_step for each in called):
+        elsewhere = [
+            each
+            for each in self._unscaled_for(optimizer)
+            if each.context() is not None and not each.used_by_step and not self._is_in_other_branch(each)
+        ]
+        if elsewhere and not all(grad is None or any(each.gradients.got(grad) for each in elsewhere) for grad in grads):
             raise RuntimeError(
                 f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
                 "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
                 "ended the iteration before."
             )
-        return None
+
+    def _is_in_other_branch(self, unscaled: _Unscaled) -> bool:
+        """Return True if a call is in another branch of a conditional that is being built around the current code."""
+        around, graph = list(self._enclosing_contexts()), unscaled.context()
+        while isinstance(graph, tf.Graph):
+            outer = getattr(graph, "outer_graph", None)
+            if any(outer is each for each in around):
+                return is_unfinished_branch(graph)
+            graph = outer
+        return False
 
     def refuse_conditional(self, verb: str) -> None:
         """Raise an error in a conditional or `tf.function` of a TF1 graph, where `update` could not run the call."""
@@ -131,7 +203,7 @@ class CallOrder:
             each._replace(used_by_step=True) if each.call.is_for(optimizer) and each.is_in(contexts) else each
             for each in self._unscaled
         ]
-        self._step_calls.setdefault(self._context(), []).append(_Call(optimizer, _current_replica()))
+        self._step_calls.setdefault(self._context(), []).append(_Call(optimizer, current_replica()))
         self._note_op(op)
 
     def _note_op(self, op: Done) -> None:
@@ -163,7 +235,7 @@ class CallOrder:
         self._ops.pop(context, None)
         if on_replica():
             # Only this replica's calls are forgotten: the other replicas call `update` themselves.
-            replica = _current_replica()
+            replica = current_replica()
             self._step_calls[context] = [call for call in step_calls if call.replica != replica]
             self._unscaled = [
                 each for each in self._unscaled if each.call.replica != replica or self._outlives_update(each)
@@ -183,6 +255,10 @@ class CallOrder:
 
     def _unscaled_for(self, optimizer: object) -> list[_Unscaled]:
         return [each for each in self._unscaled if each.call.is_for(optimizer)]
+
+    def _unscaled_here(self, optimizer: object) -> list[_Unscaled]:
+        contexts = list(self._enclosing_contexts())
+        return [each for each in self._unscaled_for(optimizer) if each.is_in(contexts)]
 
     def _refuse_after_step(self, verb: str, optimizer: object) -> None:
         calls = [call for context in self._enclosing_contexts() for call in self._step_calls.get(context, [])]
@@ -209,16 +285,9 @@ class CallOrder:
 _Context: TypeAlias = tf.Graph | CallOrder
 
 
-def on_replica() -> bool:
-    """Return True if the running code is called on each replica of a `tf.distribute` strategy."""
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-
-
-def _current_replica() -> int | None:
-    # A replica is not identified by its thread: a strategy uses new threads in each run, and the operating system gives
-    # them numbers that other threads had before.
-    context = tf.distribute.get_replica_context() if on_replica() else None
-    return None if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+def _is_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
+    """Return whether a gradient is scaled: one that `unscale` got, or that was made before it was first called."""
+    return any(each.got(grad) for each in unscaled) or unscaled[0].precede(grad)
 
 
 def _name(optimizer: object) -> str:

@@ -6,13 +6,13 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
-from tfmp.core.distribute import Distribution
+from tfmp.core.distribute import Distribution, on_replica
 from tfmp.core.overflow.results import EarlierCheck, StepResult
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.storage.state_variables import NotCheckpointed
-from tfmp.grad_scaler.call_order import CallOrder, on_replica
+from tfmp.grad_scaler.call_order import CallOrder
 from tfmp.grad_scaler.pending_results import Findings, PendingResults
-from tfmp.types import Done
+from tfmp.types import Done, Gradients
 
 #: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
 Adjust: TypeAlias = Callable[[StepResult, tf.Tensor | None], Done]
@@ -40,10 +40,12 @@ class Iteration(NotCheckpointed):
         result: StepResult | None,
         done: Done,
         distribution: Distribution,
+        given: Gradients = (),
+        returned: Gradients = (),
     ) -> None:
         """Record a call of `unscale`, and keep its result, which `update` needs if the user drops the step."""
         op = self._op_of_call(result, [done], distribution, of_step=False)
-        self.calls.note_unscale(optimizer, earlier, op)
+        self.calls.note_unscale(optimizer, earlier, op, given, returned)
 
     def note_steps(
         self, optimizers: Sequence[object], result: StepResult | None, done: Sequence[Done], distribution: Distribution

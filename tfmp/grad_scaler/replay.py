@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.distribute import on_replica
 from tfmp.core.managers import FixedLossScaleManager
 from tfmp.core.step.properties import StepProperties
-from tfmp.grad_scaler.call_order import on_replica
 from tfmp.grad_scaler.scaler import GradScaler
 
 Result = TypeVar("Result")

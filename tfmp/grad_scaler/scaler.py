@@ -27,7 +27,7 @@ from tfmp.grad_scaler.arguments import (
 )
 from tfmp.grad_scaler.iteration import Iteration
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
-from tfmp.grad_scaler.step_parts import StepPart, adapter_of, make_variables, update_together
+from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, update_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -42,7 +42,8 @@ class GradScaler(StepProperties, tf.Module):
     `tf.compat.v1.train`, or any object with `apply_gradients`. An iteration calls these methods in this order:
 
         scale(loss)                             multiplies the loss by the loss scale; differentiate the result
-        unscale(optimizer, grads)               optional; returns the unscaled gradients, to clip or inspect them
+        unscale(optimizer, grads)               optional, once for all gradients or once for each group of them;
+                                                returns the unscaled gradients, to clip or inspect them
         step(optimizer, grads_and_vars)         applies the gradients if they are finite on every replica; to drop a
                                                 step after `unscale`, leave this call out
         update()                                once, after all optimizers; adjusts the loss scale
@@ -243,6 +244,11 @@ class GradScaler(StepProperties, tf.Module):
         overflow here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for
         example because the norm of the gradients is too large, `update` adjusts the loss scale by this check.
 
+        You may pass a part of an optimizer's gradients, and call this method once for each such group. `step` unscales
+        the gradients that were made before the first call and are not among those that it returned; so the gradients
+        that you passed here can also be passed to `step`, as in torch.amp. Gradients that are made later count as
+        unscaled. Compute all gradients before the first call, so that `step` can tell them apart.
+
         Args:
             optimizer: The optimizer with which `step` will be called.
             grads: The gradients of a scaled loss; None stays None. Or a `tfmp.GradientAccumulator`: its mean is
@@ -255,7 +261,8 @@ class GradScaler(StepProperties, tf.Module):
 
         Raises:
             TypeError: `grads` is not a list of gradients, or a gradient is complex.
-            RuntimeError: `unscale` or `step` was already called for this optimizer since the last update.
+            RuntimeError: `step` was already called for this optimizer since the last update, or `unscale` with these
+                gradients, or with an accumulator.
             ValueError: Every gradient is None.
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph.
 
@@ -271,7 +278,8 @@ class GradScaler(StepProperties, tf.Module):
         """
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         self._iteration.calls.refuse_conditional("unscale")
-        self._iteration.calls.validate_unscale(optimizer)
+        scaled = [] if isinstance(given, GradientAccumulator) else given
+        self._iteration.calls.validate_unscale(optimizer, None if given is not scaled else scaled)
         emptied: Done = None
         if isinstance(given, GradientAccumulator):
             unscaled_grads, earlier, emptied = self._mean_of_window(given)
@@ -279,7 +287,7 @@ class GradScaler(StepProperties, tf.Module):
             unscaled_grads, earlier = self._unscaled_grads(given)
         distribution = self._distribution()
         result = self._scaler.agree_early(earlier, distribution) if self._enabled else None
-        self._iteration.note_unscale(optimizer, earlier, result, emptied, distribution)
+        self._iteration.note_unscale(optimizer, earlier, result, emptied, distribution, scaled, unscaled_grads)
         return unscaled_grads
 
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
@@ -315,9 +323,9 @@ class GradScaler(StepProperties, tf.Module):
         Args:
             optimizer: An optimizer with `apply_gradients`, such as those of Keras and TF1; or a
                 `tfmp.grad_scaler.ScaledGradientsOptimizer`.
-            grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss; or, if `unscale` was
-                called for this optimizer, the gradients that it returned, which you may have clipped. A variable whose
-                gradient is None is not changed.
+            grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss; or those that
+                `unscale` returned for this optimizer, which you may have clipped. A variable whose gradient is None is
+                not changed.
             **kwargs: Passed to the optimizer's `apply_gradients`, such as `global_step`.
 
         Returns:
@@ -328,7 +336,8 @@ class GradScaler(StepProperties, tf.Module):
                 complex.
             ValueError: Every gradient is None; or the optimizer scales losses or averages gradients itself.
             RuntimeError: `step` was already called for this optimizer since the last update; or `unscale` was called
-                outside of the `tf.function` in which `step` is called.
+                outside of the `tf.function` in which `step` is called; or it cannot be known which gradients are still
+                scaled.
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph; or the optimizer is
                 one of Keras, and the call is in a TF1 graph; or a variable holds float8 scales of Keras.
         """
@@ -522,12 +531,18 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled:
             lists.refuse_complex(grads, names_of(variables))
         adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
-        earlier = self._iteration.calls.validate_step(optimizer)
-        if earlier is not None:
-            return StepPart(adapter, list(grads), earlier)
-        if self._enabled:
-            self._losses.warn_if_not_scaled(grads)
-        return StepPart(adapter, self._averaged(grads, distribution), None)
+        checks, scaled = self._iteration.calls.validate_step(optimizer, grads)
+        if not checks:
+            if self._enabled:
+                self._losses.warn_if_not_scaled(grads)
+            return StepPart(adapter, self._averaged(grads, distribution), None)
+        rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
+        if all(grad is None for grad in rest):
+            return StepPart(adapter, list(grads), joined(checks))
+        # The user has unscaled the other gradients.
+        unscaled_rest, check_of_rest = self._unscaled_grads(rest)
+        given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled_rest, scaled, strict=True)]
+        return StepPart(adapter, given, joined([*checks, check_of_rest]))
 
     def _run(self, parts: Sequence[StepPart], distribution: Distribution) -> Done:
         """Run the steps of several optimizers together, and keep the result for `update`."""

@@ -110,21 +110,35 @@ def earlier_together(parts: Sequence[StepPart]) -> EarlierCheck | None:
     checks = [part.earlier for part in parts if part.earlier is not None]
     if not checks:
         return None
-    largest = [None if part.earlier is None else part.earlier.result.max_abs for part in parts]
+    together, of_all = joined(checks), len(checks) == len(parts)
+    return together._replace(
+        # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
+        result=together.result if of_all else together.result._replace(max_abs=None),
+        # If only some optimizers have accumulated, the detector has not seen the gradients of the others, but what the
+        # micro-batches counted is recorded.
+        of_micro_batches=of_all and together.of_micro_batches,
+        overflow_counts=_counts_together(parts),
+        unclipped=[grad for part in parts for grad in part.unclipped],
+    )
+
+
+def joined(checks: Sequence[EarlierCheck]) -> EarlierCheck:
+    """Join earlier checks of several groups of gradients, at most one of which is of an accumulator's window."""
+    if len(checks) == 1:
+        return checks[0]
+    largest, counts = [check.result.max_abs for check in checks], [check.overflow_counts for check in checks]
+    unclipped = [check.unclipped for check in checks if check.unclipped is not None]
     result = LocalResult(
         usable=tf.reduce_all([check.result.usable for check in checks]),
-        # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
         max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
         complete=_complete_together([check.result for check in checks]),
     )
     return EarlierCheck(
         result,
         checked=[grad for check in checks for grad in check.checked],
-        # If only some optimizers have accumulated, the detector has not seen the gradients of the others, but what the
-        # micro-batches counted is recorded.
-        of_micro_batches=len(checks) == len(parts) and all(check.of_micro_batches for check in checks),
-        overflow_counts=_counts_together(parts),
-        unclipped=[grad for part in parts for grad in part.unclipped],
+        of_micro_batches=all(check.of_micro_batches for check in checks),
+        overflow_counts=next((each for each in counts if each is not None), None),
+        unclipped=None if len(unclipped) < len(checks) else [grad for each in unclipped for grad in each],
     )
 
 

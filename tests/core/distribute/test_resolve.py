@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 from stand_in_horovod import run_horovod
 
-from tfmp.core.distribute import SingleProcess, current_distribution
+from tfmp.core.distribute import SingleProcess, current_distribution, current_replica, on_replica
 
 
 def test_without_a_strategy_there_is_one_process() -> None:
@@ -68,3 +68,11 @@ def test_unknown_strategy_is_refused_by_name() -> None:
 def test_cross_replica_context_is_refused(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.run"):
         current_distribution(is_distributed=False)
+
+
+def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    seen = [(on_replica(), current_replica())]
+    with two_replicas.scope():
+        seen.append((on_replica(), current_replica()))
+    two_replicas.run(lambda: seen.append((on_replica(), current_replica())))
+    assert seen == [(False, None), (False, None), (True, 0), (True, 1)]

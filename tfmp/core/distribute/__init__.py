@@ -5,4 +5,6 @@ from tfmp.core.distribute.horovod import Horovod as Horovod
 from tfmp.core.distribute.mirrored import Mirrored as Mirrored
 from tfmp.core.distribute.mirrored import MirroredWorkers as MirroredWorkers
 from tfmp.core.distribute.resolve import current_distribution as current_distribution
+from tfmp.core.distribute.resolve import current_replica as current_replica
+from tfmp.core.distribute.resolve import on_replica as on_replica
 from tfmp.core.distribute.single_process import SingleProcess as SingleProcess

@@ -60,3 +60,16 @@ def current_distribution(is_distributed: bool) -> Distribution:
             "replicas, inside strategy.run or Estimator's model_fn."
         )
     return MirroredWorkers() if isinstance(strategy, _STRATEGIES_OF_WORKERS) else Mirrored()
+
+
+def on_replica() -> bool:
+    """Return True if the running code is called on each replica of a `tf.distribute` strategy."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def current_replica() -> int | None:
+    """Return the number of the replica on which the running code is called; None outside of replicas."""
+    # A replica is not identified by its thread: a strategy uses new threads in each run, and the operating system gives
+    # them numbers that other threads had before.
+    context = tf.distribute.get_replica_context() if on_replica() else None
+    return None if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))

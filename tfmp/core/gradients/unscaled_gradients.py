@@ -1,0 +1,87 @@
+"""Tells which gradients of a step the user has unscaled before it."""
+
+from collections.abc import Iterable
+from weakref import WeakValueDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.tensorflow_internals import number_of_tensor
+from tfmp.types import Gradient
+
+
+class UnscaledGradients:
+    """The gradients that a method such as `GradScaler.unscale` got from the user, and those that it returned.
+
+    The user passes other gradients to the step than the method returned, if these were clipped. Two facts tell them
+    from gradients that are still scaled. A tensor does not change, so what the method got is scaled. And TensorFlow
+    numbers its tensors in the order in which they are made, so what was made before the first result is not computed
+    from the results.
+
+    The tensors are known by weak references: a tensor that is gone cannot be passed to a step.
+
+    Examples:
+        >>> scaled = [tf.constant(8.0), tf.constant(16.0)]
+        >>> unscaled = UnscaledGradients()
+        >>> returned = [scaled[0] / 8]
+        >>> unscaled.add(scaled[:1], returned)
+        >>> clipped = tf.minimum(returned[0], 0.5)
+        >>> [unscaled.got(grad) for grad in [*scaled, *returned, clipped]]
+        [True, False, False, False]
+        >>> [unscaled.precede(grad) for grad in [*scaled, *returned, clipped]]
+        [True, True, False, False]
+    """
+
+    def __init__(self) -> None:
+        #: The number of gradients that were unscaled, without None.
+        self.count = 0
+        #: The number of the tensor that was returned first; None if there is none.
+        self._first: int | None = None
+        self._given: WeakValueDictionary[int, object] = WeakValueDictionary()
+        self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
+
+    def add(self, given: Iterable[Gradient], returned: Iterable[Gradient]) -> None:
+        """Remember the gradients that the user passed, and what was returned for them."""
+        results = [_values(grad) for grad in returned if grad is not None]
+        self.count += len(results)
+        numbers = [number for number in map(number_of_tensor, results) if number is not None]
+        self._first = min([*numbers, *([] if self._first is None else [self._first])], default=None)
+        self._returned.update((id(values), values) for values in results if _has_identity(values))
+        known = [values for values in map(_values, given) if _has_identity(values)]
+        self._given.update((id(values), values) for values in known)
+
+    def got(self, grad: Gradient) -> bool:
+        """Return whether the user passed this very gradient to be unscaled.
+
+        Raises:
+            RuntimeError: The gradient is a variable or an array: its values may have been replaced since.
+        """
+        values = _values(grad)
+        if values is None or self._given.get(id(values)) is not values:
+            return False
+        if not isinstance(values, tf.Tensor):
+            raise RuntimeError(
+                f"a gradient is a {type(values).__name__} that was also passed to be unscaled, and its values may have "
+                "been replaced since: pass on the gradients that were returned."
+            )
+        return True
+
+    def returned(self, grad: Gradient) -> bool:
+        """Return whether this very gradient was returned."""
+        values = _values(grad)
+        return values is not None and self._returned.get(id(values)) is values
+
+    def precede(self, grad: Gradient) -> bool:
+        """Return whether a gradient was certainly made before all that were returned."""
+        number = None if grad is None else number_of_tensor(_values(grad))
+        return number is not None and self._first is not None and number < self._first
+
+
+def _values(grad: Gradient) -> tf.Tensor | None:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _has_identity(values: object) -> bool:
+    # Numbers of Python, which may be one object for all that are equal, are left out. The variables of Keras 3 are not
+    # those of TensorFlow.
+    return isinstance(values, tf.Tensor | np.ndarray) or hasattr(values, "assign")
