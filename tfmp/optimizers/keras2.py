@@ -226,7 +226,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
 
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=False)
+        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:

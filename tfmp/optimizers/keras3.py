@@ -82,6 +82,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     """
 
     _keras = keras
+    _unscales_by_default = True
     _state_in_files = _StateInFiles
     _saved_by_keras = len(_VARIABLES_OF_KERAS)
     _settings_of_every_optimizer = MappingProxyType(
@@ -242,7 +243,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         if self._loop.last_call == "get_unscaled_gradients":
             refuse_divided_next_values(variables)
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=True)
+        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
         self._step(adapter, grads, facts, are_scaled=are_scaled)

@@ -280,7 +280,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         grads, variables = zip(*pairs, strict=True)
         lists.refuse_complex(grads, names_of(variables))
         lists.refuse_all_none(grads, names_of(variables))
-        are_scaled = self._loop.are_scaled(grads, by_default=False)
+        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         facts = self._scaler.facts()
 
         def average(grads: Gradients) -> Gradients:

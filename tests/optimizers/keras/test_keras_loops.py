@@ -139,6 +139,128 @@ def test_clipping_between_unscaling_and_applying_sees_true_magnitudes(keras: Mod
     assert weight.numpy().tolist() == [0.75, 1.75, 2.75, 3.75]
 
 
+def _linear(keras: ModuleType) -> tuple[Any, list[Any]]:
+    """Return an optimizer and two weights, whose gradients are 1 and 3."""
+    weights = [variable(keras, 1.0), variable(keras, 2.0)]
+    opt = wrap(optimizer(keras))
+    opt.build(weights)
+    return opt, weights
+
+
+def _scaled_gradients(opt: Any, weights: list[Any], style: str) -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+        loss = getattr(opt, style)(weights[0] * 1.0 + weights[1] * 3.0)
+    return list(tape.gradient(loss, weights))
+
+
+def _run(step: Callable[[], None], compiled: bool, times: int = 1) -> None:
+    run = tf.function(step) if compiled else step
+    for _ in range(times):
+        run()
+
+
+_IN_BOTH_MODES = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+
+
+@_IN_BOTH_MODES
+@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
+@for_every_keras()
+def test_gradients_whose_unscaled_values_are_thrown_away_are_unscaled_or_refused(
+    keras: ModuleType, style: str, compiled: bool
+) -> None:
+    opt, weights = _linear(keras)
+
+    def step() -> None:
+        grads = _scaled_gradients(opt, weights, style)
+        opt.get_unscaled_gradients(grads)
+        opt.apply_gradients(zip(grads, weights, strict=True))
+
+    if style == "get_scaled_loss" and keras.__version__.startswith("2."):
+        with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_grad"):
+            _run(step, compiled)
+        assert values(weights) == [1, 2]
+    else:
+        _run(step, compiled, times=2)
+        assert values(weights) == [0, -1]
+
+
+@_IN_BOTH_MODES
+@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
+@for_every_keras()
+def test_part_that_is_not_unscaled_is_unscaled_by_the_step_or_refused(
+    keras: ModuleType, style: str, compiled: bool
+) -> None:
+    opt, weights = _linear(keras)
+
+    def step() -> None:
+        grads = _scaled_gradients(opt, weights, style)
+        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads[:1]), 0.5)
+        opt.apply_gradients(zip([*clipped, *grads[1:]], weights, strict=True))
+
+    if style == "get_scaled_loss":
+        with pytest.raises(
+            RuntimeError, match=r"apply_gradients got 1 gradients that were computed after the loss was"
+        ):
+            _run(step, compiled)
+        assert values(weights) == [1, 2]
+    else:
+        _run(step, compiled, times=2)
+        assert values(weights) == [0.5, -1]
+
+
+@for_every_keras()
+def test_gradients_in_true_magnitude_of_another_loss_are_applied_as_they_are(keras: ModuleType) -> None:
+    opt, weights = _linear(keras)
+    zero = tf.constant(0.0)
+    for other in (lambda: tf.constant(2.0), lambda: zero):
+        (first,) = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss")[:1])
+        opt.apply_gradients(zip([first, other()], weights, strict=True))
+    assert values(weights) == [0, 1]
+
+
+@for_every_keras()
+def test_sums_of_unscaled_gradients_are_applied_as_they_are(keras: ModuleType) -> None:
+    opt, weights = _linear(keras)
+    for _ in range(2):
+        sums = [tf.constant(0.0), tf.constant(0.0)]
+        for _ in range(3):
+            grads = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
+            sums = [total + grad for total, grad in zip(sums, grads, strict=True)]
+        opt.apply_gradients(zip(sums, weights, strict=True))
+    assert values(weights) == [-2, -7]
+
+
+@for_every_keras("keras3")
+def test_gradients_that_were_to_be_unscaled_before_the_last_step_are_refused(keras: ModuleType) -> None:
+    opt, weights = _linear(keras)
+    grads = _scaled_gradients(opt, weights, "get_scaled_loss")
+    opt.get_unscaled_gradients(grads)
+    opt.apply_gradients([(grads[0], weights[0])])
+    with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_gradients"):
+        opt.apply_gradients([(grads[1], weights[1])])
+    assert values(weights) == [0.5, 2]
+
+
+@for_every_keras()
+def test_replicas_that_throw_unscaled_values_away_train_alike(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        opt, weights = _linear(keras)
+
+    def step() -> None:
+        grads = _scaled_gradients(opt, weights, "scale_loss")
+        opt.get_unscaled_gradients(grads)
+        # Another replica runs meanwhile.
+        tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+        opt.apply_gradients(zip(grads, weights, strict=True))
+
+    run = tf.function(lambda: two_replicas.run(step))
+    for _ in range(2):
+        run()
+    assert values(weights) == [-1, -4]
+
+
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
 

@@ -1,14 +1,36 @@
 """Records what the user's training loop calls, which tells whether its gradients are scaled."""
 
 import logging
+from collections import defaultdict
 from typing import Literal, TypeAlias
 
+import tensorflow as tf
+
 from tfmp.core import script_lines
-from tfmp.types import Gradients
+from tfmp.core.distribute import current_replica
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
+from tfmp.core.tensorflow_internals import number_of_tensor
+from tfmp.types import Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")
 
 _Call: TypeAlias = Literal["scale_loss", "get_scaled_loss", "get_unscaled_gradients", "compute_gradients"]
+
+
+class _SinceApplied:
+    """What a replica called since gradients were last applied."""
+
+    def __init__(self) -> None:
+        self.unscaled = UnscaledGradients()
+        #: The number of the first scaled loss.
+        self.first_loss: int | None = None
+
+    def is_in_between(self, grad: Gradient) -> bool:
+        """Return whether a gradient was made after the loss was scaled, and before gradients were first unscaled."""
+        values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+        number = number_of_tensor(values)
+        is_after = self.first_loss is not None and number is not None and number > self.first_loss
+        return is_after and self.unscaled.precede(grad)
 
 
 class LoopRecord:
@@ -34,6 +56,10 @@ class LoopRecord:
 
     def __init__(self) -> None:
         self.last_call: _Call | None = None
+        # The method that scaled a loss last, which tells the style of the loop.
+        self._last_scaling: _Call | None = None
+        self._since_applied: defaultdict[int | None, _SinceApplied] = defaultdict(_SinceApplied)
+        self._before: dict[int | None, UnscaledGradients] = {}
         # The warnings that were given, each of which is given once.
         self._told: set[str] = set()
 
@@ -57,6 +83,46 @@ class LoopRecord:
                 "get_scaled_loss and the gradients by get_unscaled_gradients, or call scale_loss alone.",
             )
         return scaled
+
+    def note_scaled(self, call: _Call, loss: tf.Tensor) -> tf.Tensor:
+        """Remember and return a scaled loss, and the method that scaled it."""
+        self.last_call = self._last_scaling = call
+        now = self._since_applied[current_replica()]
+        if now.first_loss is None:
+            now.first_loss = number_of_tensor(loss)
+        return loss
+
+    def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
+        """Remember a call of `get_unscaled_gradients`."""
+        self.last_call = "get_unscaled_gradients"
+        self._since_applied[current_replica()].unscaled.add(grads, returned)
+
+    def note_applied(self) -> None:
+        """Remember that gradients were applied, and forget what was called before."""
+        replica = current_replica()
+        self._before[replica] = self._since_applied.pop(replica, _SinceApplied()).unscaled
+
+    def still_scaled(self, grads: Gradients, *, unscales: bool) -> list[bool]:
+        """Return which gradients passed to `apply_gradients`, in a loop that unscales by itself, are still scaled.
+
+        `unscales` is True if `apply_gradients` can unscale them. It can in the style of Keras 3, too.
+        """
+        now, before = self._since_applied[current_replica()], self._before.get(current_replica())
+        is_like_keras3 = self._last_scaling == "scale_loss"
+        got = [now.unscaled.got(grad) for grad in grads]
+        others = [not is_given and now.is_in_between(grad) for is_given, grad in zip(got, grads, strict=True)]
+        if (any(got) and not (unscales or is_like_keras3)) or (before is not None and any(map(before.got, grads))):
+            raise RuntimeError(
+                "apply_gradients got gradients that were passed to get_unscaled_gradients, and are still multiplied by "
+                "the loss scale: pass what get_unscaled_gradients returned, which leaves its argument as it is."
+            )
+        if any(others) and not is_like_keras3:
+            raise RuntimeError(
+                f"apply_gradients got {sum(others)} gradients that were computed after the loss was scaled, and that "
+                "get_unscaled_gradients did not get: they would be applied as they are. Unscale them too; or, if their "
+                "loss was not scaled, compute them after get_unscaled_gradients is called."
+            )
+        return [is_given or is_other for is_given, is_other in zip(got, others, strict=True)]
 
     def warn_if_never_scaled(self, grads: Gradients) -> None:
         """Warn if gradients passed to `get_unscaled_gradients` cannot be of a scaled loss."""

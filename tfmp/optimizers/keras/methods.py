@@ -27,6 +27,8 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
+    #: Whether `apply_gradients` unscales gradients unless the loop does, as in Keras 3.
+    _unscales_by_default: ClassVar[bool] = False
     _loop: LoopRecord
 
     @property
@@ -65,23 +67,22 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """As in `tfmp.LossScaleOptimizer`."""
-        self._loop.last_call = "scale_loss"
-        return self._scaler.scale(loss)
+        return self._loop.note_scaled("scale_loss", self._scaler.scale(loss))
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
         """As in `tfmp.LossScaleOptimizer`."""
-        self._loop.last_call = "get_scaled_loss"
         if callable(loss):
-            return lambda: self._scaler.scale(loss())
-        return self._scaler.scale(loss)
+            return lambda: self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss()))
+        return self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss))
 
     @without_autograph
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """As in `tfmp.LossScaleOptimizer`."""
         grads = lists.gradients(grads)
         self._loop.warn_if_never_scaled(grads)
-        self._loop.last_call = "get_unscaled_gradients"
-        return self._scaler.unscale(grads)
+        unscaled = self._scaler.unscale(grads)
+        self._loop.note_unscaled(grads, unscaled)
+        return unscaled
 
     def _continue_at(self, loss_scale: float, good_steps: int) -> None:
         continue_at(self._loss_scale_manager, loss_scale, good_steps)
@@ -110,6 +111,24 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> Done:
         """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        if not are_scaled:
+            grads = self._all_unscaled(grads, facts.loss_scale)
+        done = self._apply_or_accumulate(adapter, grads, facts, are_scaled=are_scaled)
+        self._loop.note_applied()
+        return done
+
+    def _all_unscaled(self, grads: Gradients, loss_scale: tf.Tensor) -> Gradients:
+        """Unscale the gradients that the user passed to `get_unscaled_gradients` and not what it returned."""
+        scaled = self._loop.still_scaled(grads, unscales=self._unscales_by_default)
+        if not any(scaled):
+            return grads
+        rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
+        own = self._scaler.unscale(rest, loss_scale)
+        return [own[index] if is_scaled else grads[index] for index, is_scaled in enumerate(scaled)]
+
+    def _apply_or_accumulate(
+        self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool
+    ) -> Done:
         accumulator = self._accumulator_of(adapter.variables)
         if accumulator is not None:
             in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
