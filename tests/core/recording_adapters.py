@@ -3,13 +3,11 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from function_steps import FunctionAdapter
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.gradients import arithmetic
 from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradient, Gradients
 
@@ -22,7 +20,6 @@ class RecordingAdapter(FunctionAdapter):
         *,
         has_program: bool = True,
         is_compiled: bool = False,
-        sums: bool = False,
         overwritten: Collection[int] = (),
     ) -> None:
         super().__init__(["kernel", "bias"], lambda grads: tf.no_op())
@@ -30,16 +27,13 @@ class RecordingAdapter(FunctionAdapter):
         self.dtypes = [tf.float16, tf.float32]
         self.applied: list[Any] = []
         self.steps: list[bool] = []
-        self._has_program, self._is_compiled, self._sums = has_program, is_compiled, sums
+        self._has_program, self._is_compiled = has_program, is_compiled
 
     def program(self, grads: Gradients) -> "_RecordingProgram | None":
         return _RecordingProgram(self.applied) if self._has_program and len(grads) == 2 else None
 
     def compiled_program(self, grads: Gradients) -> "_RecordingProgram | None":
         return self.program(grads) if self._is_compiled else None
-
-    def program_on_sums(self, grads: Gradients) -> "_RecordingProgramOnSums | None":
-        return _RecordingProgramOnSums(self.applied) if self._sums and len(grads) == 2 else None
 
     def apply(self, grads: Gradients) -> tf.Operation:
         self.applied.append(numbers(grads))
@@ -61,36 +55,8 @@ class _RecordingProgram:
         return tf.no_op()
 
 
-class _RecordingProgramOnSums:
-    """Sums the gradients of two replicas, which are the same."""
-
-    def __init__(self, applied: list[Any]) -> None:
-        self._applied = applied
-
-    def sum(self, grads: Gradients) -> Gradients:
-        def twice(rows: tf.Tensor) -> tf.Tensor:
-            return tf.concat([rows, rows], axis=0)
-
-        return [arithmetic.map_parts(lambda values: values * 2, twice, twice, grad) for grad in grads]
-
-    def measure(self, sums: Gradients) -> list[tf.Tensor]:
-        return [-arithmetic.values_of(sums)[0]]
-
-    def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> tf.Operation:
-        values = [each.numpy().tolist() for each in arithmetic.values_of(sums)]
-        assert [measure.numpy().tolist() for measure in measures] == [(-np.array(values[0])).tolist()]
-        self._applied.append((values, float(loss_scale)))
-        return tf.no_op()
-
-
 def numbers(grads: Iterable[Gradient]) -> list[float | None]:
     return [None if grad is None else float(grad) for grad in grads]
-
-
-class SummedFirst(SingleProcess):
-    """A process that says that gradients may be summed before the check, as the replicas of a strategy do."""
-
-    can_sum_first = True
 
 
 class OfTwo(SingleProcess):

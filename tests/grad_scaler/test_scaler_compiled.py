@@ -136,7 +136,7 @@ def test_optimizers_that_step_together_are_one_program(keras: ModuleType) -> Non
 
 @for_every_keras()
 @pytest.mark.parametrize("clip", [None, *_CLIPS])
-def test_replicas_train_as_the_bare_optimizer_and_compile_their_updates(
+def test_replicas_train_as_the_bare_optimizer_without_compiling(
     keras: ModuleType, clip: str | None, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     scaler, clipped = tfmp.GradScaler(8.0, jit_compile=True), _CLIPS.get(clip or "unscaled")
@@ -163,7 +163,7 @@ def test_replicas_train_as_the_bare_optimizer_and_compile_their_updates(
             two_replicas.run(lambda pairs=pairs: plain.apply_gradients(pairs))
     for one, other in zip(variables, plain_variables, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
-    assert _programs(step, gradients(0)) == 2
+    assert _programs(step, gradients(0)) == 0
 
 
 @for_every_keras()

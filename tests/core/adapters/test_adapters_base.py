@@ -82,7 +82,6 @@ def test_adapter_of_a_user_leaves_unscaling_and_sums_to_the_core() -> None:
     adapter, grads = OptimizerAdapter(_Descent(), [tf.Variable(1.0)]), [tf.constant(1.0)]
     assert adapter.program(grads) is None
     assert adapter.compiled_program(grads) is None
-    assert adapter.program_on_sums(grads) is None
     assert not adapter.sums_first
     assert adapter.reduce(grads) is grads
     assert adapter.on_step(tf.constant(True)) is None

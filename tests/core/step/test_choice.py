@@ -4,16 +4,13 @@ import math
 
 import pytest
 import tensorflow as tf
-from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetector, SummedFirst, numbers, scaler_of
+from recording_adapters import SCALERS, OfTwo, RecordingAdapter, StricterDetector, numbers, scaler_of
 
 import tfmp
-from tfmp.core.distribute import SingleProcess
 from tfmp.core.gradients.derived_gradients import note_change
-from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.program_update import ProgramUpdate
-from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import OptimizerUpdate
 from tfmp.types import Gradients
 
@@ -32,30 +29,6 @@ def test_gradients_are_unscaled_and_typed_if_there_is_no_program() -> None:
     assert isinstance(update, OptimizerUpdate)
     assert (numbers(update.grads), update.loss_scale) == ([2, 16], None)
     assert update.grads[0].dtype == tf.float16
-
-
-@pytest.mark.parametrize(
-    ("kind", "sums_first"),
-    [
-        ("finite", True),
-        ("below 1", False),
-        ("saturation", False),
-        ("own detector", False),
-        ("largest magnitude", False),
-    ],
-)
-def test_gradients_are_summed_first_if_only_their_finiteness_has_to_be_known(kind: str, sums_first: bool) -> None:
-    grads = [tf.constant(16.0), None]
-    for distribution, sums, possible in [
-        (SummedFirst(), True, sums_first),
-        (SummedFirst(), False, False),
-        (SingleProcess(), True, False),
-    ]:
-        scaler, adapter = SCALERS[kind](), RecordingAdapter(has_program=False, sums=sums)
-        update = update_of_scaled(adapter, grads, scaler.facts(distribution))
-        assert isinstance(update, SummedUpdate) is possible
-        scaler.gradient_ranges = GradientRanges()
-        assert isinstance(update_of_scaled(adapter, grads, scaler.facts(distribution)), OptimizerUpdate)
 
 
 @pytest.mark.parametrize(("is_compiled", "kind"), [(True, ProgramUpdate), (False, OptimizerUpdate)])
@@ -104,27 +77,6 @@ def test_step_of_a_graph_has_the_scaled_gradients_if_nothing_has_to_see_the_othe
     update = update_of_unscaled(RecordingAdapter(has_program=False), grads, scaler.facts())
     assert isinstance(update, OptimizerUpdate)
     assert update.grads[0].dtype == tf.float16
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("is_clipped", [False, True])
-@pytest.mark.parametrize("is_checked", [False, True])
-@pytest.mark.parametrize("kind", ["finite", "largest magnitude"])
-def test_scaled_gradients_of_a_graph_are_summed_first_if_nothing_was_done_but_to_unscale_them(
-    kind: str, is_checked: bool, is_clipped: bool, session: tf.compat.v1.Session
-) -> None:
-    scaler, scaled, adapter = SCALERS[kind](), [tf.constant(16.0), None], RecordingAdapter(sums=True)
-    grads = scaler.unscale(scaled)
-    if is_clipped:
-        clipped = [grads[0] / 2, None]
-        note_change(clipped[0], grads[0], lambda values: values / 2, tf.constant(True))
-        grads = clipped
-    session.run(tf.compat.v1.global_variables_initializer())
-    earlier = EarlierCheck(LocalResult(tf.constant(True), tf.constant(2.0))) if is_checked else None
-    update = update_of_unscaled(adapter, grads, scaler.facts(SummedFirst()), earlier)
-    assert isinstance(update, SummedUpdate) is (kind == "finite" and not is_checked and not is_clipped)
-    if isinstance(update, SummedUpdate):
-        assert (update.grads, session.run(update.loss_scale)) == (scaled, 8)
 
 
 @pytest.mark.graph

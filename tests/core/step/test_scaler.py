@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from function_steps import FunctionAdapter, take_step
-from recording_adapters import SCALERS, RecordingAdapter, SummedFirst, halving, numbers, scaler_of
+from recording_adapters import SCALERS, RecordingAdapter, halving, numbers, scaler_of
 from stand_in_horovod import run_horovod
 
 import tfmp
@@ -115,7 +115,7 @@ def test_counts_are_prepared_outside_of_replicas(two_replicas: tf.distribute.Mir
 
 
 def test_replicas_agree_on_what_each_found() -> None:
-    class Agreeing(SummedFirst):
+    class Agreeing(SingleProcess):
         def agree(
             self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
         ) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -130,10 +130,10 @@ def test_replicas_agree_on_what_each_found() -> None:
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
     assert (adapter.applied, adapter.steps) == ([], [False])
     asked.clear()
-    scaler, summing = SCALERS["finite"](), RecordingAdapter(sums=True)
-    scaler.step(update_of_scaled(summing, [tf.constant(16.0), None], scaler.facts(Agreeing())))
+    scaler, adapter = SCALERS["finite"](), RecordingAdapter()
+    scaler.step(update_of_scaled(adapter, [tf.constant(16.0), None], scaler.facts(Agreeing())))
     assert asked == [(True, None, [16, None], ["kernel", "bias"])]
-    assert (summing.applied, summing.steps) == ([], [False])
+    assert (adapter.applied, adapter.steps) == ([], [False])
 
 
 @pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])

@@ -238,7 +238,7 @@ def test_learning_rate_is_a_schedule_if_it_follows_one(keras: ModuleType) -> Non
 
 @for_every_keras("keras3")
 def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: ModuleType) -> None:
-    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5, clipvalue=1.0)
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
     variables = [keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")]
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     optimizer.build(variables)
@@ -248,46 +248,3 @@ def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: Module
     ]
     assert [internals.index_of(optimizer, each) for each in variables] == [0, 1]
     assert [internals.decays(optimizer, each) for each in variables] == [True, False]
-    assert [float(each) for each in internals.clipped(optimizer, [tf.constant(2.0), tf.constant(-3.0)])] == [1, -1]
-    unclipped = tf.constant(2.0)
-    assert internals.clipped(keras.optimizers.SGD(0.5), [unclipped])[0] is unclipped
-
-
-def _averaged(keras: ModuleType) -> Any:
-    if hasattr(keras, "Variable"):
-        return keras.Variable(8.0, aggregation="mean")
-    return tf.Variable(8.0, aggregation=tf.VariableAggregation.MEAN)
-
-
-@for_every_keras()
-def test_optimizer_updates_the_replica_that_runs(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    settings = {"weight_decay": 0.25, "use_ema": True, "ema_momentum": 0.5}
-    with two_replicas.scope():
-        variable, optimizer = _averaged(keras), keras.optimizers.SGD(1.0, **settings)
-        optimizer.build([variable])
-    of_tensorflow = variable if isinstance(variable, tf.Variable) else variable.value
-    is_keras3 = hasattr(optimizer, "apply")
-    assert internals.updates_as_other_optimizers_do(optimizer)
-    assert not internals.updates_as_other_optimizers_do(keras.optimizers.Nadam(1.0))
-
-    def update(copy: tf.Variable) -> None:
-        grads_and_vars = [(tf.constant(1.0), variable)]
-        with internals.updating_one_replica(optimizer):
-            optimizer.apply_gradients(grads_and_vars, **({} if is_keras3 else {"skip_gradients_aggregation": True}))
-
-    def on_all(strategy: tf.distribute.Strategy) -> None:
-        strategy.extended.update(of_tensorflow, update, group=False)
-
-    two_replicas.run(lambda: tf.distribute.get_replica_context().merge_call(on_all))
-    variables = [each if isinstance(each, tf.Variable) else each.value for each in optimizer.variables]
-    copies = map(two_replicas.experimental_local_results, [of_tensorflow, *variables])
-    weight, *found = [[float(each) for each in of_replicas] for of_replicas in copies]
-    # 3/4 of the weight, less the gradient.
-    assert weight == [5, 5]
-    # The count of steps; and the average, which Keras 3 starts with the weight after the first step.
-    assert [1, 1] in found
-    assert ([5, 5] if is_keras3 else [6.5, 6.5]) in found
-    private = {"_backend_update_step", "_apply_weight_decay", "_internal_apply_gradients"}
-    assert not private & vars(optimizer).keys()

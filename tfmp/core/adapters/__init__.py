@@ -6,4 +6,3 @@ from tfmp.core.adapters.base import is_overwritten as is_overwritten
 from tfmp.core.adapters.base import names_of as names_of
 from tfmp.core.adapters.base import takes_float32_gradients as takes_float32_gradients
 from tfmp.core.adapters.program import Program as Program
-from tfmp.core.adapters.program import ProgramOnSums as ProgramOnSums

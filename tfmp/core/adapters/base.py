@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters.program import Program, ProgramOnSums
+from tfmp.core.adapters.program import Program
 from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Done, Gradient, Gradients
@@ -96,15 +96,6 @@ class OptimizerAdapter:
         """Return the program that applies these unscaled gradients; None if `apply` is as fast.
 
         It is worth it for a program that XLA compiles: there it costs nothing to divide by 1, and less to clip.
-        """
-        del grads
-        return None
-
-    def program_on_sums(self, grads: Gradients) -> ProgramOnSums | None:
-        """Return the program that sums these scaled gradients over the replicas and applies the sums, if there is one.
-
-        Most optimizers sum gradients over the replicas when they apply them, and every replica must check its own
-        gradients before. If the gradients are summed first, only the sums need to be checked.
         """
         del grads
         return None

@@ -27,16 +27,3 @@ class Program(Protocol):
         `measures` is what `measure` returned; empty if the gradients are changed. What stands in `changes` computes the
         values to apply from the unscaled ones of its gradient; `changes` is empty if there is none.
         """
-
-
-class ProgramOnSums(Protocol):
-    """Sums gradients over the replicas, so that they can be checked, and unscales, clips and applies the sums."""
-
-    def sum(self, grads: Gradients) -> Gradients:
-        """Return the sums over the replicas; called on each replica."""
-
-    def measure(self, sums: Gradients) -> list[tf.Tensor]:
-        """Compute what `apply` needs, such as a norm, if that is cheaper next to the check of the sums; called once."""
-
-    def apply(self, sums: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
-        """Divide the sums by the loss scale, clip and apply them; called on each replica."""

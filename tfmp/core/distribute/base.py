@@ -17,10 +17,6 @@ class Distribution(Protocol):
     def num_summed(self) -> int:
         """The number of replicas whose gradients an optimizer sums when it applies them, after the check."""
 
-    @property
-    def can_sum_first(self) -> bool:
-        """True if the gradients may be summed over the replicas before the replicas agree on a result."""
-
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean of the gradients over the replicas, the same on each replica.
 

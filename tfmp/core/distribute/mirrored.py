@@ -22,8 +22,6 @@ class Mirrored:
     some of the threads only, they would wait forever.
     """
 
-    can_sum_first = True
-
     def __repr__(self) -> str:
         return "Mirrored()"
 
@@ -113,9 +111,6 @@ class MirroredWorkers(Mirrored):
     TensorFlow sums the first gradient of one worker with the first gradients of the others, even if they belong to
     different variables. So `agree` compares which gradients the workers have.
     """
-
-    # Before that, they must know that they have gradients for the same variables.
-    can_sum_first = False
 
     def __repr__(self) -> str:
         return "MirroredWorkers()"

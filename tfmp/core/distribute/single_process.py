@@ -13,7 +13,6 @@ class SingleProcess:
     """A single replica: every operation over all replicas returns this replica's own values."""
 
     num_summed = 1
-    can_sum_first = False
 
     def __repr__(self) -> str:
         return "SingleProcess()"

@@ -2,17 +2,13 @@
 
 Gradients of a scaled loss:
 
-* `SummedUpdate`, if the replicas can sum first, if the check may read scaled values and needs to know only whether they
-  are finite, and if the optimizer has a program on sums.
 * `ProgramUpdate`, if the optimizer has a program for them.
 * Otherwise they are unscaled, and one of the last two updates of gradients in true magnitude is chosen.
 
 Gradients in true magnitude:
 
-* `SummedUpdate` with the scaled gradients from which these were computed, if the graph has a record of that, if they
-  were not clipped or checked since, and if what is said above holds.
-* `ProgramUpdate` with these scaled gradients, if the check may read the scaled values instead, and if the optimizer has
-  a program, which unscales and clips them again.
+* `ProgramUpdate` with the scaled gradients from which these were computed, if the graph has a record of that, if the
+  check may read the scaled values instead, and if the optimizer has a program, which unscales and clips them again.
 * `ProgramUpdate`, if the optimizer has a compiled program for them.
 * `OptimizerUpdate`.
 
@@ -31,7 +27,6 @@ from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.facts import Facts, WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.program_update import ProgramUpdate
-from tfmp.core.step.summed_update import SummedUpdate
 from tfmp.core.step.update import OptimizerUpdate, Update
 from tfmp.core.step.window_update import WindowUpdate
 from tfmp.types import Gradient, Gradients
@@ -39,9 +34,6 @@ from tfmp.types import Gradient, Gradients
 
 def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Update:
     """Return the update of a step with this replica's gradients of a scaled loss."""
-    summed = _summed_update(adapter, grads, facts)
-    if summed is not None:
-        return summed
     program = adapter.program(grads)
     if program is None:
         return _unscaled_update(adapter, unscaled(adapter, grads, facts.loss_scale), facts, None)
@@ -56,14 +48,6 @@ def update_of_scaled(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) 
         loss_scale=facts.loss_scale,
         measured=_measured(adapter, reduced, facts, facts.loss_scale),
     )
-
-
-def _summed_update(adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> SummedUpdate | None:
-    """Return an update that sums these scaled gradients first; None if that is not possible."""
-    if not (facts.distribution.can_sum_first and facts.needs_only_finiteness and facts.may_check_scaled):
-        return None
-    program = adapter.program_on_sums(grads)
-    return None if program is None else SummedUpdate(adapter, program, grads, facts)
 
 
 def update_of_unscaled(
@@ -144,15 +128,11 @@ def _gradient_check(
 
 def _derived_update(
     adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None
-) -> SummedUpdate | ProgramUpdate | None:
+) -> ProgramUpdate | None:
     """Return an update with the scaled gradients from which these were computed; None if that is not possible."""
     derivation = derivation_of(grads)
     if derivation is None or not (facts.may_check_scaled and (facts.needs_only_finiteness or derivation.is_unscaling)):
         return None
-    if earlier is None and derivation.is_unscaling:
-        summed = _summed_update(adapter, derivation.scaled, facts._replace(loss_scale=derivation.loss_scale))
-        if summed is not None:
-            return summed
     program = adapter.program(derivation.scaled)
     if program is None:
         return None

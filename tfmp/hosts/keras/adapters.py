@@ -12,7 +12,6 @@ from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.programs.program import KerasProgram
-from tfmp.hosts.keras.programs.replicas import ProgramOfReplicas, apply_on_replicas, clips_before_the_sum
 from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 
@@ -62,17 +61,6 @@ class KerasAdapter(OptimizerAdapter):
         program = self.program(grads)
         return program if program is not None and program.is_compiled else None
 
-    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
-        """Return the program by which each replica unscales and applies the sums of these gradients."""
-        if clips_before_the_sum(self.optimizer) or not self._compiles_on_replicas(grads):
-            return None
-        return ProgramOfReplicas(self.optimizer, self.variables, self._kwargs)
-
-    def _compiles_on_replicas(self, grads: Gradients) -> bool:
-        if self._compiler is None or not self.can_unscale_late(grads):
-            return False
-        return self._compiler.compiles_on_replicas(grads, self.variables)
-
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
 
@@ -87,9 +75,6 @@ class KerasAdapter(OptimizerAdapter):
         if program is not None:
             # Without a measure the optimizer itself clips.
             return program.apply(grads, tf.ones([]), (), ())
-        if self._compiles_on_replicas(grads):
-            apply_on_replicas(self.optimizer, grads, self.variables, self._kwargs, are_summed=self.sums_first)
-            return tf.no_op()
         return self._apply_by_itself(grads)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
@@ -132,11 +117,6 @@ class Keras2Adapter(KerasAdapter):
         """Return the program that unscales these gradients and applies them, if none of it is a user's."""
         # A user's own `aggregate_gradients` may do more than sum.
         return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
-
-    def program_on_sums(self, grads: Gradients) -> ProgramOfReplicas | None:
-        """Return the program by which each replica unscales and applies the sums, if no user's code sums them."""
-        sums = self._aggregates and not is_foreign(self.optimizer.aggregate_gradients)
-        return super().program_on_sums(grads) if sums else None
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""

@@ -14,9 +14,7 @@ from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import OwnCode
 from tfmp.hosts.keras.programs.alike import StateOfVariables, can_share_programs
 from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
-from tfmp.hosts.keras.programs.replicas import can_update_one_replica
 from tfmp.hosts.keras.views import of_tensorflow
-from tfmp.types import Gradients
 
 _logger = logging.getLogger("tfmp")
 
@@ -45,7 +43,7 @@ class UpdateCompiler:
     optimizer is referred to weakly. The update is never compiled
 
     * within a step that XLA compiles already;
-    * on the replicas of a strategy, unless each of them can run a program of its own;
+    * on the replicas of a strategy, which sum the gradients when the optimizer applies them;
     * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
       XLA does not have the ops that they add. A warning says so once.
     """
@@ -84,15 +82,6 @@ class UpdateCompiler:
         else:
             is_wanted = not tf.executing_eagerly() or self.is_by_keras_alone(variables)
         return is_wanted and not self._is_debugged()
-
-    def compiles_on_replicas(self, grads: Gradients, variables: Sequence[_Variable]) -> bool:
-        """Return whether each replica updates these variables by a program of its own."""
-        if not (self._jit_compile and can_be_programs_of_replicas(grads) and can_update_one_replica(self.optimizer)):
-            return False
-        is_wanted = self._jit_compile is True or self._saves_time(variables)
-        # Only the optimizers of Keras 3 have this setting.
-        scales = getattr(self.optimizer, "loss_scale_factor", None) is not None
-        return is_wanted and not scales and self._suits_xla(variables) and not self._is_debugged()
 
     def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
         """Return whether only Keras' own code takes part in the update of these variables."""
@@ -160,12 +149,6 @@ def can_be_own_program() -> bool:
     variables together.
     """
     return not (within_xla() or tf.distribute.has_strategy())
-
-
-def can_be_programs_of_replicas(grads: Gradients) -> bool:
-    """Return whether the update at this point is one of replicas in a graph, with a gradient for each variable."""
-    is_on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    return is_on_replica and not (tf.executing_eagerly() or within_xla() or any(grad is None for grad in grads))
 
 
 def saves_time(variables: Sequence[tf.Variable], num_compiled: int) -> bool:

@@ -8,18 +8,16 @@ No Keras is imported here: most functions take the package that an object is of.
 """
 
 import contextlib
-import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 from tfmp.hosts.keras.views import view_of
 from tfmp.hosts.keras.which import is_keras2, is_optimizer_of_keras3
-from tfmp.types import Gradients
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -332,15 +330,6 @@ def decays(optimizer: _Optimizer, variable: Any) -> bool:  # noqa: ANN401 - of T
     return bool(optimizer._use_weight_decay(variable))
 
 
-def clipped(optimizer: _Optimizer, grads: Gradients) -> Gradients:
-    """Return the gradients as an optimizer of Keras 3 clips them; unchanged if it does not clip.
-
-    `Optimizer._clip_gradients` of Keras 3. In public, only `apply` clips.
-    """
-    result: Gradients = optimizer._clip_gradients(list(grads))
-    return result
-
-
 @contextlib.contextmanager
 def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
     """Yield a view of an optimizer of Keras 3 or 2 whose updates do not count as steps.
@@ -353,62 +342,3 @@ def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
         view_of(optimizer, _iterations=iterations) as view,
     ):
         yield view
-
-
-class _Updating(NamedTuple):
-    """The methods by which an optimizer updates the variables of all replicas."""
-
-    methods: Sequence[str]
-    #: The class that has them, and its base class, whose methods of these names update variables as they are.
-    of_all_replicas: str
-    base: str
-
-
-#: On the TensorFlow backend of Keras 3; the other backends use the base class. The same in Keras 3.5 to 3.15.
-_OF_KERAS3 = _Updating(("_backend_update_step", "_apply_weight_decay"), "TFOptimizer", "BaseOptimizer")
-_OF_KERAS2 = _Updating(("_internal_apply_gradients", "_apply_weight_decay"), "Optimizer", "_BaseOptimizer")
-
-
-def _updating(optimizer: _Optimizer) -> _Updating:
-    return _OF_KERAS3 if is_optimizer_of_keras3(optimizer) else _OF_KERAS2
-
-
-def updates_as_other_optimizers_do(optimizer: _Optimizer) -> bool:
-    """Return whether an optimizer overrides no method that `updating_one_replica` replaces, as Nadam of Keras 3 does.
-
-    See `updating_one_replica`. Nothing public tells which class has a private method.
-    """
-    # Nadam of Keras 2 counts the updates of all replicas in one Python integer.
-    methods, of_all_replicas, _ = _updating(optimizer)
-    kind = type(optimizer)
-    return kind.__name__ != "Nadam" and all(_class_with(kind, method) == of_all_replicas for method in methods)
-
-
-def _class_with(kind: type, method: str) -> str:
-    return next(each.__name__ for each in kind.__mro__ if method in vars(each))
-
-
-@contextlib.contextmanager
-def updating_one_replica(optimizer: _Optimizer) -> Iterator[None]:
-    """Let an optimizer of Keras 3 or 2 update the variables of the replica that runs, and not those of all replicas.
-
-    `_backend_update_step` and `_apply_weight_decay` of Keras 3, and `_internal_apply_gradients`,
-    `_apply_weight_decay` and `_update_model_variables_moving_average` of Keras 2. In public, an optimizer cannot be
-    told to update one replica.
-    """
-    updating = _updating(optimizer)
-    base = next(each for each in type(optimizer).__mro__ if each.__name__ == updating.base)
-    own = {method: functools.partial(getattr(base, method), optimizer) for method in updating.methods}
-    if updating is _OF_KERAS2:
-        own["_internal_apply_gradients"] = functools.partial(_update_and_average, base, optimizer)
-    optimizer.__dict__.update(own)
-    yield
-    for method in own:
-        del optimizer.__dict__[method]
-
-
-def _update_and_average(base: Any, optimizer: _Optimizer, grads_and_vars: Sequence[tuple[Any, Any]]) -> tf.Variable:  # noqa: ANN401 - Keras has no types
-    # In Keras 2 only the method for all replicas averages.
-    iterations = base._internal_apply_gradients(optimizer, grads_and_vars)
-    base._update_model_variables_moving_average(optimizer, [variable for _, variable in grads_and_vars])
-    return iterations

@@ -1,4 +1,4 @@
-"""Updates of Keras on the replicas of a strategy, where XLA compiles the update of each replica."""
+"""Updates of Keras on the replicas of a strategy, which its optimizers do as without a wrapper."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import compiles, for_every_keras, optimizer, variable
-from replica_training import ReplicaTraining, inputs, ours, values
+from replica_training import values
 
 import tfmp
 
@@ -83,8 +83,6 @@ def _wrapped(keras: ModuleType, name: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "options", "sparse"),
     [
-        # All optimizers are compiled in `test_keras_conformance.py`. Here are a plain one, those that are not compiled
-        # as the others are, and one with state of another shape; below are adaptive ones.
         *((name, "", False) for name in ("SGD", "Adafactor", "Muon", "Nadam")),
         *(("AdamW", option, False) for option in [*_OPTIONS, "schedule"]),
         ("SGD", "global_clipnorm", True),
@@ -115,80 +113,17 @@ def test_replicas_train_as_the_bare_optimizer(
         np.testing.assert_array_equal(own, other)
     for own, other in zip(first, plain.state()[0], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-    assert compiles(lambda: ours.step(8.0, sparse=sparse, unscales=unscales)) is (name not in {"Muon", "Nadam"})
-
-
-@for_every_keras()
-@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
-def test_alike_variables_share_the_program_of_a_replica(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, unscales: bool
-) -> None:
-    ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, "Adam"))
-    step = tf.function(lambda: ours.step(8.0, sparse=False, unscales=unscales))
-    functions = step.get_concrete_function().graph.as_graph_def().library.function
-    # On each of the two replicas one for the kernel, and one for both biases.
-    assert len([each for each in functions if "_XlaMustCompile" in each.attr]) == 4
-
-
-@for_every_keras()
-@pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
-def test_replicas_stay_one_through_random_overflows(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, unscale: bool
-) -> None:
-    fed = inputs("random")[:60]
-    training = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=True))
-    plain = ReplicaTraining(keras, two_replicas, lambda inner: ours(inner, jit_compile=False))
-    for (first, second), (expected, _) in zip(
-        training.by_loop(fed, unscale=unscale), plain.by_loop(fed, unscale=unscale), strict=True
-    ):
-        assert first == second
-        for own, other in zip(first, expected, strict=True):
-            np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-
-
-def _of_conditions(
-    keras: ModuleType, strategy: tf.distribute.Strategy, jit_compile: Any, size: int, **options: Any
-) -> bool:
-    with strategy.scope():
-        weights = [variable(keras, np.ones([size])), variable(keras, [1.0])]
-        inner = optimizer(keras, **options)
-        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
-        opt.build(weights)
-        opt.scale_loss(tf.constant(1.0))
-
-    def step() -> None:
-        strategy.run(lambda: _apply(opt, [tf.ones([size]), tf.ones([1])], weights))
-
-    return compiles(step)
-
-
-@for_every_keras()
-def test_large_updates_by_keras_alone_are_compiled_by_default(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    assert _of_conditions(keras, two_replicas, "auto", 2**20)
-    assert not _of_conditions(keras, two_replicas, "auto", 2**10)
-    assert not _of_conditions(keras, two_replicas, False, 2**20)
+    assert not compiles(lambda: ours.step(8.0, sparse=sparse, unscales=unscales))
 
 
 @for_every_keras("keras2", "tf_keras")
-def test_update_with_a_conditional_is_not_compiled(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    assert not _of_conditions(keras, two_replicas, True, 2**20, use_ema=True, ema_overwrite_frequency=2)
-
-
-@for_every_keras("keras2", "tf_keras")
-def test_optimizer_made_outside_of_the_scope_is_not_compiled(
+def test_replicas_count_in_the_one_variable_of_an_optimizer_made_outside_of_the_scope(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     opt = _wrapped(keras, "SGD")
     with two_replicas.scope():
         weight = variable(keras, np.ones([3]))
-    step = _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2)
-    step()
-    assert "_XlaMustCompile" not in str(step.get_concrete_function().graph.as_graph_def())
-    # All replicas count in one variable.
+    _on_each(two_replicas, opt, weight, [tf.ones([3])] * 2)()
     assert int(opt.iterations) == 1
 
 
@@ -235,7 +170,7 @@ def test_variable_without_gradient_is_left_alone(
 
 
 @for_every_keras()
-def test_eager_replicas_update_without_compiling(
+def test_eager_replicas_update_as_those_of_a_function(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     ours = _OnReplicas(keras, two_replicas, lambda: _wrapped(keras, "SGD"))
@@ -267,23 +202,6 @@ def _with_weight(
 
 
 @for_every_keras()
-def test_only_the_sums_are_read_unless_keras_clips_before(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    def reads(**options: Any) -> int:
-        weight, opt = _with_weight(keras, two_replicas, size=_LARGE, **options)
-        graph = _on_each(two_replicas, opt, weight, [tf.ones([_LARGE])] * 2).get_concrete_function().graph
-        graph_def = graph.as_graph_def()
-        nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-        return len([node for node in nodes if node.op == "L2Loss"])
-
-    # A skipped step reads only the gradients whose sum is not finite.
-    assert reads() == 1
-    clips_before = keras.__version__.startswith("3.")
-    assert (reads(clipnorm=1.0) > 1) is clips_before
-
-
-@for_every_keras()
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_overflows_of_large_gradients_are_counted(
@@ -299,6 +217,38 @@ def test_overflows_of_large_gradients_are_counted(
     _on_each(two_replicas, opt, weight, each)()
     (report,) = opt.overflow_reports()
     assert report.last.numpy().tolist() == [[2, 1, 0]]
+
+
+@for_every_keras()
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
+@pytest.mark.parametrize(("size", "jit_compile"), [(3, True), (3, "auto"), (2**20, True), (2**20, "auto")])
+def test_one_tensor_may_be_the_gradient_on_both_replicas(
+    keras: ModuleType,
+    two_replicas: tf.distribute.MirroredStrategy,
+    size: int,
+    jit_compile: Any,
+    compiled: bool,
+) -> None:
+    with two_replicas.scope():
+        weight, other = variable(keras, np.ones([size])), variable(keras, np.ones([size]), "other")
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
+        opt.build([weight, other])
+    # As those that a script makes once for a variable that has no gradient yet.
+    zeros, fours = tf.zeros([size]), tf.fill([size], 4.0)
+
+    def on_replica() -> None:
+        opt.scale_loss(tf.constant(1.0))
+        _apply(opt, [fours, zeros], [weight, other])
+
+    def step() -> None:
+        two_replicas.run(on_replica)
+
+    (tf.function(step) if compiled else step)()
+    # Divided by 8, and summed over both replicas.
+    assert [{*np.ravel(each)} for replica in values(two_replicas, [weight, other]) for each in replica] == [
+        {0.5},
+        {1.0},
+    ] * 2
 
 
 @for_every_keras()
@@ -319,7 +269,11 @@ def test_overflows_are_counted_in_what_the_optimizer_would_check(
 def test_step_whose_sum_overflows_is_skipped(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, sparse: bool
 ) -> None:
-    weight, opt = _with_weight(keras, two_replicas)
+    with two_replicas.scope():
+        weight = variable(keras, np.ones([3]))
+        opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(1), jit_compile=True)
+        opt.build([weight])
+        opt.scale_loss(tf.constant(1.0))
     grad = tf.constant([2e38, 1.0, 1.0])
     each = tf.IndexedSlices(grad, tf.range(3), tf.constant([3])) if sparse else grad
     _on_each(two_replicas, opt, weight, [each] * 2)()
@@ -354,16 +308,3 @@ def test_next_value_of_a_variable_is_not_summed(
 
     step()
     assert values(two_replicas, [weight, scale]) == [[[0, 0, 0], 4]] * 2
-
-
-@for_every_keras()
-def test_variables_in_half_precision_are_not_compiled(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    with two_replicas.scope():
-        weight, opt = variable(keras, np.ones([3]), dtype="float16"), _wrapped(keras, "SGD")
-        opt.build([weight])
-    step = _on_each(two_replicas, opt, weight, [tf.fill([3], tf.constant(8.0, tf.float16))] * 2)
-    step()
-    assert weight.numpy().tolist() == [0, 0, 0]
-    assert "_XlaMustCompile" not in str(step.get_concrete_function().graph.as_graph_def())
