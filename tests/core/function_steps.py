@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
@@ -24,10 +23,8 @@ class _FunctionProgram:
         del grads, loss_scale
         return []
 
-    def apply(
-        self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
-    ) -> Done:
-        del loss_scale, measures, changes
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        del loss_scale, measures
         return self._apply(grads)
 
 

@@ -50,8 +50,8 @@ class _RecordingProgram:
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         return [tf.cast(grads[0], tf.float32) / loss_scale]
 
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Gradients, changes: Any) -> tf.Operation:
-        self._applied.append((numbers(grads), float(loss_scale), numbers(measures), list(changes)))
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> tf.Operation:
+        self._applied.append((numbers(grads), float(loss_scale), numbers(measures)))
         return tf.no_op()
 
 

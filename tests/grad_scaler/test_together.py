@@ -71,6 +71,6 @@ def test_compiled_optimizers_run_their_own_programs_beside_others(keras: ModuleT
     else:
         measures = program.measure(grads, one)
         assert [float(measure[0]) for measure in measures] == [12.5]
-        program.apply(grads, one, measures, ())
+        program.apply(grads, one, measures)
     np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
     assert float(weight) == 2.5

@@ -1,11 +1,13 @@
 """The norm of a step's gradients, as every host shows it."""
 
 import functools
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from kerases import eager_steps, for_every_front_end, for_every_keras
 from norm_hosts import MODES, SCALE, for_every_host, training, true_norm
 
 import tfmp
@@ -183,6 +185,18 @@ def test_norm_of_a_scaler_that_is_not_enabled_in_a_graph() -> None:
         train_op, norm = scaler.update(), scaler.gradient_norm
         session.run(tf1.global_variables_initializer())
         assert session.run([train_op, norm])[1] == 5
+
+
+@for_every_keras()
+@for_every_front_end
+@pytest.mark.parametrize("sparse", [False, True])
+def test_step_sets_nothing_on_the_gradients(keras: ModuleType, front_end: str, sparse: bool) -> None:
+    settings = {"skip_spikes": tfmp.SpikeDetector()}
+    _, step = eager_steps(keras, front_end, tfmp.FixedLossScaleManager(8), np.zeros([64, 256]), **settings)
+    values = tf.ones([64, 256])
+    before = dict(vars(values))
+    step(tf.IndexedSlices(values, tf.range(64), tf.constant([64, 256])) if sparse else values)
+    assert vars(values) == before
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter, Program
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.programs.program import KerasProgram, ProgramsTogether, split
 from tfmp.types import Done, Gradients
 
@@ -56,20 +55,13 @@ class _EachAlone:
         self._num_measures = list(map(len, each))
         return list(itertools.chain.from_iterable(each))
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor,
-        measures: Sequence[tf.Tensor],
-        changes: Sequence[Change | None],
-    ) -> Done:
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
         """Run the programs, and call the optimizers that have none."""
-        del changes
         own_measures = split(measures, self._num_measures)
         rows = zip(self._programs, own_measures, _with_own(self._adapters, grads), strict=True)
         return tf.group(
             *(
-                adapter.apply(part) if program is None else program.apply(part, loss_scale, measured, ())
+                adapter.apply(part) if program is None else program.apply(part, loss_scale, measured)
                 for program, measured, (adapter, part) in rows
             )
         )

@@ -8,8 +8,6 @@ from recording_adapters import SCALERS, OfTwo, scaler_of
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.gradients.derived_gradients import note_change
-from tfmp.core.graph_search import with_ancestors
 from tfmp.core.step.early_check import check_early
 
 
@@ -34,34 +32,6 @@ def test_gradient_that_may_overflow_in_the_sum_over_replicas_is_not_usable() -> 
     scaler, grads = SCALERS["finite"](), [tf.constant(3e38), None]
     assert check_early(grads, scaler.facts(SingleProcess())).usable
     assert not check_early(grads, scaler.facts(OfTwo())).usable
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize(
-    ("kind", "is_clipped", "reads_scaled", "max_abs"),
-    [
-        ("finite", False, True, None),
-        ("finite", True, False, None),
-        ("below 1", False, False, None),
-        ("saturation", False, False, None),
-        ("largest magnitude", False, True, 2.0),
-        ("largest magnitude", True, False, 1.0),
-    ],
-)
-def test_early_check_in_a_graph_reads_scaled_gradients_if_these_tell_the_same(
-    kind: str, is_clipped: bool, reads_scaled: bool, max_abs: float | None, session: tf.compat.v1.Session
-) -> None:
-    scaler, scaled = SCALERS[kind](), tf.compat.v1.placeholder(tf.float32, [])
-    grads = scaler.unscale([scaled, None])
-    if is_clipped:
-        clipped = grads[0] / 2
-        note_change(clipped, grads[0], lambda values: values / 2, tf.constant(True))
-        grads = [clipped, None]
-    known = check_early(grads, scaler.facts())
-    session.run(tf.compat.v1.global_variables_initializer())
-    assert [session.run(known.usable, {scaled: value}) for value in (16.0, math.inf)] == [True, False]
-    assert (grads[0].op not in with_ancestors([known.usable.op])) is reads_scaled
-    assert (None if max_abs is None else session.run(known.max_abs, {scaled: -16.0})) == max_abs
 
 
 @pytest.mark.graph

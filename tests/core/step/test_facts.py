@@ -4,32 +4,16 @@ import pytest
 import tensorflow as tf
 from recording_adapters import SCALERS
 
-from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.gradient_check import Scaling
 
 
 @pytest.mark.parametrize(
-    ("kind", "may_check_scaled", "needs_only_finiteness"),
-    [
-        ("finite", True, True),
-        ("below 1", False, True),
-        ("saturation", False, False),
-        ("own detector", True, False),
-        ("largest magnitude", True, False),
-    ],
+    ("kind", "may_check_scaled"),
+    [("finite", True), ("below 1", False), ("saturation", False), ("own detector", True), ("largest magnitude", True)],
 )
-def test_manager_detector_and_monitors_decide_what_must_be_known(
-    kind: str, may_check_scaled: bool, needs_only_finiteness: bool
-) -> None:
-    scaler = SCALERS[kind]()
-    facts = scaler.facts()
-    assert (float(facts.loss_scale), facts.may_check_scaled, facts.needs_only_finiteness) == (
-        8,
-        may_check_scaled,
-        needs_only_finiteness,
-    )
-    scaler.gradient_ranges = GradientRanges()
-    assert (scaler.facts().may_check_scaled, scaler.facts().needs_only_finiteness) == (may_check_scaled, False)
+def test_manager_and_detector_decide_whether_scaled_values_may_be_checked(kind: str, may_check_scaled: bool) -> None:
+    facts = SCALERS[kind]().facts()
+    assert (float(facts.loss_scale), facts.may_check_scaled) == (8, may_check_scaled)
 
 
 def test_check_of_a_mean_leaves_out_the_detector_that_looked_at_each_micro_batch() -> None:

@@ -5,9 +5,7 @@ import tensorflow as tf
 from recording_adapters import SCALERS, RecordingAdapter, scaler_of
 
 import tfmp
-from tfmp.core.overflow.gradient_check import Scaling
 from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
-from tfmp.core.step.program_update import ProgramUpdate
 
 
 def test_program_is_given_the_gradients_the_scale_and_what_it_measured() -> None:
@@ -15,20 +13,8 @@ def test_program_is_given_the_gradients_the_scale_and_what_it_measured() -> None
     scaler.step(update_of_scaled(adapter, [tf.constant(16.0), None], scaler.facts()))
     # Gradients in true magnitude are divided by 1.
     scaler.step(update_of_unscaled(adapter, [tf.constant(16.0), None], scaler.facts()))
-    assert adapter.applied == [([16, None], 8, [2], []), ([16, None], 1, [16], [])]
+    assert adapter.applied == [([16, None], 8, [2]), ([16, None], 1, [16])]
     assert adapter.steps == [True, True]
-
-
-def test_nothing_is_measured_of_gradients_that_are_changed() -> None:
-    # What is measured of scaled gradients says nothing of those that are changed.
-    scaler, adapter, changes = SCALERS["finite"](), RecordingAdapter(), [lambda values: values, None]
-    facts, grads = scaler.facts(), [tf.constant(16.0), None]
-    check, program = facts.gradient_check(Scaling.CHECK_SCALED, 1), adapter.program(grads)
-    update = ProgramUpdate(
-        adapter, program, grads, facts.distribution, check, loss_scale=facts.loss_scale, changes=changes
-    )
-    scaler.step(update)
-    assert adapter.applied == [([16, None], 8, [], changes)]
 
 
 @pytest.mark.parametrize(("grad", "applied"), [(1e38, True), (3e38, False)])

@@ -27,7 +27,7 @@ def test_only_a_mean_of_micro_batches_becomes_one() -> None:
 
 @pytest.mark.parametrize(
     ("is_compiled", "kind", "applied"),
-    [(False, OptimizerUpdate, [2, None]), (True, ProgramUpdate, ([2, None], 1, [2], []))],
+    [(False, OptimizerUpdate, [2, None]), (True, ProgramUpdate, ([2, None], 1, [2]))],
 )
 def test_mean_is_checked_and_applied_by_the_update_that_it_would_be_alone(
     is_compiled: bool, kind: type, applied: object

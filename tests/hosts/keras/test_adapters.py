@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.adapters import Keras2Adapter, Keras3Adapter, KerasAdapter
 from tfmp.hosts.keras.compiler import UpdateCompiler
 
@@ -75,18 +74,8 @@ def test_program_unscales_and_clips_by_what_it_measured(keras: ModuleType) -> No
     program = adapter.program(grads)
     measures = program.measure(grads, loss_scale)
     assert [measure.numpy().tolist() for measure in measures] == [[(24**2 + 32**2) / 2]]
-    program.apply(grads, loss_scale, measures, ())
+    program.apply(grads, loss_scale, measures)
     np.testing.assert_allclose(kernel.numpy(), [1 - 0.15, 2 - 0.2], rtol=1e-6)
-
-
-@for_every_keras()
-def test_changes_are_made_to_the_unscaled_values(keras: ModuleType) -> None:
-    kernel, bias = variable(keras, [1.0, 2.0]), variable(keras, [3.0])
-    adapter, grads = _adapter(optimizer(keras), [kernel, bias]), [tf.constant([8.0, 16.0]), tf.constant([8.0])]
-    adapter.prepare([kernel, bias])
-    change = Change((tf.add,), ((tf.constant(1.0),),))
-    adapter.program(grads).apply(grads, tf.constant(8.0), [], [change, None])
-    assert values([kernel, bias]) == [[0, 0.5], [2.5]]
 
 
 @_for_every_keras_2

@@ -5,7 +5,6 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.types import Done, Gradients
 
 
@@ -15,15 +14,5 @@ class Program(Protocol):
     def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
         """Compute numbers that `apply` needs, such as a norm, if that is cheaper next to the check of the gradients."""
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor,
-        measures: Sequence[tf.Tensor],
-        changes: Sequence[Change | None],
-    ) -> Done:
-        """Divide the gradients by the loss scale, change them, and apply them.
-
-        `measures` is what `measure` returned; empty if the gradients are changed. What stands in `changes` computes the
-        values to apply from the unscaled ones of its gradient; `changes` is empty if there is none.
-        """
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        """Divide the gradients by the loss scale, clip and apply them; `measures` is what `measure` returned."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.dtypes import HALF_TYPES
-from tfmp.core.gradients.derived_gradients import note_change
+from tfmp.core.gradients.unclipped import note_clipped
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
@@ -57,10 +57,9 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
     if known == 1:
         return grad
     is_in_one_part = known is not None and known >= _SMALLEST_IN_ONE_PART
-    tensors = (factor,) if is_in_one_part else (factor, _divisor(factor))
-    function = _multiplied if is_in_one_part else _multiplied_in_two_parts
-    shrunk = map_values(lambda values: function(values, *tensors), grad)
-    note_change(shrunk, grad, function, keeps_finite=tf.abs(factor) <= 1, tensors=tensors)
+    multiplied = _multiplied if is_in_one_part else _multiplied_in_two_parts
+    shrunk = map_values(lambda values: multiplied(values, factor), grad)
+    note_clipped(shrunk, grad)
     return shrunk
 
 
@@ -69,17 +68,13 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
 _SMALLEST_IN_ONE_PART = 2.0**-64
 
 
-def _divisor(factor: tf.Tensor) -> tf.Tensor:
-    return tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
-
-
 def _multiplied(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     wide = widen(values)
     return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
 
 
-def _multiplied_in_two_parts(values: tf.Tensor, factor: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
-    wide = widen(values)
+def _multiplied_in_two_parts(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    wide, divisor = widen(values), tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
     # The first part is a division: TensorFlow's graph optimizer would combine two multiplications into one by their
     # product, the denormal factor, but it does not combine a division with a multiplication. XLA does neither, and
     # divides more slowly than it multiplies.

@@ -1,15 +1,15 @@
 """Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeAlias, overload
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import derivation_of, note_change
 from tfmp.core.gradients.norms import global_norm, norm_of_each
-from tfmp.types import Gradient, Gradients
+from tfmp.core.gradients.unclipped import note_clipped
+from tfmp.types import Gradient
 
 _Number: TypeAlias = float | tf.Tensor
 
@@ -54,11 +54,9 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         raise ValueError(
             f"clip_value_min must not be greater than clip_value_max, got {clip_value_min!r} and {clip_value_max!r}."
         )
-    keeps_zero = are_numbers and clip_value_min <= 0 <= clip_value_max
-    are_finite = tf.reduce_all([tf.math.is_finite(tf.cast(bound, tf.float64)) for bound in (lowest, highest)])
     clipped = [arithmetic.map_values(lambda values: _clip_values(values, lowest, highest), grad) for grad in grads]
     for new, grad in zip(clipped, grads, strict=True):
-        note_change(new, grad, _clip_values, are_finite, (lowest, highest), keeps_zero=keeps_zero)
+        note_clipped(new, grad)
     return clipped
 
 
@@ -107,7 +105,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
     if tf.is_tensor(grads):
         return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
-    factors = tf.unstack(_factors(_of_scaled(norm_of_each, grads), clip_norm), num=len(grads))
+    factors = tf.unstack(_factors(norm_of_each(grads), clip_norm), num=len(grads))
     return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
@@ -146,20 +144,9 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         ([[3.0], [inf]], inf)
     """
     grads = _validated(grads)
-    norm = _of_scaled(global_norm, grads)
+    norm = global_norm(grads)
     factor = _factors(norm, clip_norm)
     return [arithmetic.shrink(grad, factor) for grad in grads], norm
-
-
-def _of_scaled(norm: Callable[[Gradients], tf.Tensor], grads: Gradients) -> tf.Tensor:
-    """Return a norm of gradients; computed from the scaled gradients if these were only unscaled since.
-
-    The check of the step then computes the same sums, and in a graph the unscaled gradients need not be computed.
-    """
-    derivation = derivation_of(grads)
-    if derivation is None or not derivation.is_unscaling:
-        return norm(grads)
-    return norm(derivation.scaled) / tf.cast(derivation.loss_scale, tf.float64)
 
 
 def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:

@@ -7,23 +7,19 @@ Gradients of a scaled loss:
 
 Gradients in true magnitude:
 
-* `ProgramUpdate` with the scaled gradients from which these were computed, if the graph has a record of that, if the
-  check may read the scaled values instead, and if the optimizer has a program, which unscales and clips them again.
 * `ProgramUpdate`, if the optimizer has a compiled program for them.
 * `OptimizerUpdate`.
 
 If they are the mean of micro-batches, a `WindowUpdate` around it adds the overflows that were counted in these.
 """
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import derivation_of, origin_of, unclipped
+from tfmp.core.gradients.unclipped import unclipped
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
-from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.core.overflow.results import EarlierCheck
 from tfmp.core.step.facts import Facts, WantedNorm
 from tfmp.core.step.measured import Measured
 from tfmp.core.step.program_update import ProgramUpdate
@@ -57,7 +53,7 @@ def update_of_unscaled(
 
     `earlier` is the result of an earlier check of gradients on this replica, if there was one.
     """
-    update = _derived_update(adapter, grads, facts, earlier) or _unscaled_update(adapter, grads, facts, earlier)
+    update = _unscaled_update(adapter, grads, facts, earlier)
     if earlier is None or earlier.overflow_counts is None:
         return update
     return WindowUpdate(update, earlier.overflow_counts)
@@ -124,41 +120,3 @@ def _gradient_check(
     num_summed = 1 if adapter.sums_first else facts.distribution.num_summed
     of_micro_batches = earlier is not None and earlier.of_micro_batches
     return facts.gradient_check(scaling, num_summed, adapter.overwritten, of_micro_batches=of_micro_batches)
-
-
-def _derived_update(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, earlier: EarlierCheck | None
-) -> ProgramUpdate | None:
-    """Return an update with the scaled gradients from which these were computed; None if that is not possible."""
-    derivation = derivation_of(grads)
-    if derivation is None or not (facts.may_check_scaled and (facts.needs_only_finiteness or derivation.is_unscaling)):
-        return None
-    program = adapter.program(derivation.scaled)
-    if program is None:
-        return None
-    reduced = adapter.reduce(derivation.scaled)
-    return ProgramUpdate(
-        adapter,
-        program,
-        reduced,
-        facts.distribution,
-        _gradient_check(adapter, facts, Scaling.CHECK_SCALED, earlier),
-        _earlier_of_scaled(earlier, derivation.keeps_finite),
-        loss_scale=derivation.loss_scale,
-        changes=() if derivation.is_unscaling else derivation.changes,
-        measured=_measured(adapter, reduced, facts, derivation.loss_scale),
-    )
-
-
-def _earlier_of_scaled(earlier: EarlierCheck | None, keeps_finite: Sequence[tf.Tensor]) -> EarlierCheck | None:
-    """Turn the check of changed gradients into one of the scaled gradients from which they were computed.
-
-    `keeps_finite` says for each change whether it keeps finite values finite. If one does not, the step is skipped.
-    """
-    if earlier is None and not keeps_finite:
-        return None
-    earlier = earlier or EarlierCheck(LocalResult(tf.constant(True)))
-    origins = [origin_of(grad) for grad in earlier.checked]
-    checked = [grad if origin is None else origin.scaled for origin, grad in zip(origins, earlier.checked, strict=True)]
-    usable = tf.reduce_all([earlier.result.usable, *keeps_finite])
-    return earlier._replace(result=earlier.result._replace(usable=usable), checked=checked)

@@ -34,8 +34,6 @@ class Facts(NamedTuple):
     needs_max_abs: bool
     #: The lowest scale that the manager chooses.
     lowest_loss_scale: float
-    #: True if a monitor looks at the ranges of the gradients.
-    records_ranges: bool
     #: Whether somebody wants to know the norm of the gradients.
     norm: WantedNorm
 
@@ -43,11 +41,6 @@ class Facts(NamedTuple):
     def may_check_scaled(self) -> bool:
         """True if gradients may be checked before they are unscaled; see `Scaling.CHECK_SCALED`."""
         return self.detector.ignores_scale and self.lowest_loss_scale >= 1
-
-    @property
-    def needs_only_finiteness(self) -> bool:
-        """True if the only thing to know of a replica's gradients is whether they are finite."""
-        return type(self.detector) is NonFiniteDetector and not (self.needs_max_abs or self.records_ranges)
 
     def gradient_check(
         self,

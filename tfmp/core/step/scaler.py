@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import Origin, keep_unclipped, note
+from tfmp.core.gradients.unclipped import keep_unclipped
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
 from tfmp.core.monitors.gradient_ranges import GradientRanges
@@ -100,7 +100,6 @@ class LossScaler:
             self._detector,
             self._manager.needs_max_abs,
             self._manager.lowest_loss_scale,
-            records_ranges=self.gradient_ranges is not None,
             norm=self.norms.wanted,
         )
 
@@ -116,10 +115,9 @@ class LossScaler:
         """Return the gradients divided by the loss scale (read now if it is None), in float32 or float64."""
         if loss_scale is None:
             loss_scale = self._manager.get_loss_scale()
-        unscaled, is_measured = arithmetic.unscale(grads, loss_scale), self.norms.wanted is not WantedNorm.NO
-        for grad, scaled in zip(unscaled, grads, strict=True):
-            note(grad, Origin(scaled, loss_scale))
-            if is_measured:
+        unscaled = arithmetic.unscale(grads, loss_scale)
+        if self.norms.wanted is not WantedNorm.NO:
+            for grad in unscaled:
                 keep_unclipped(grad)
         return unscaled
 

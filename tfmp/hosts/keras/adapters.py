@@ -74,7 +74,7 @@ class KerasAdapter(OptimizerAdapter):
         program = self.compiled_program(grads)
         if program is not None:
             # Without a measure the optimizer itself clips.
-            return program.apply(grads, tf.ones([]), (), ())
+            return program.apply(grads, tf.ones([]), ())
         return self._apply_by_itself(grads)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:

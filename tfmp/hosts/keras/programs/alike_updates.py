@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.internals import not_counting
 from tfmp.hosts.keras.programs.alike import StateOfVariables
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
@@ -25,24 +24,17 @@ class Updates(NamedTuple):
     variables: Sequence[_Variable]
     #: One for each variable.
     grads: Gradients
-    #: For each gradient what changes its unscaled values, or None.
-    changes: Sequence[Change | None]
 
     def at(self, places: Sequence[int]) -> "Updates":
         """Return the updates that stand at some places."""
         return Updates(*([each[place] for place in places] for each in self))
-
-    def tensors_of_changes(self) -> list[tf.Tensor]:
-        """Return the tensors of all changes, in the order in which `Change.with_tensors` takes others."""
-        return [tensor for change in self.changes if change for own in change.tensors for tensor in own]
 
     def alike(self, state: StateOfVariables) -> list[tuple[Hashable, list[int]]]:
         """Return the places of those that one program is to do, in lists, and the kind of each list."""
         # Sparse gradients may have different numbers of rows.
         pairs = enumerate(self.grads)
         forms = [place if grad is None or arithmetic.is_sparse(grad) else grad.dtype for place, grad in pairs]
-        functions = [change and change.functions for change in self.changes]
-        return state.alike(self.variables, list(zip(forms, functions, strict=True)))
+        return state.alike(self.variables, forms)
 
 
 #: Does updates by an optimizer, with further tensors.
@@ -76,7 +68,7 @@ def update_alike(apply: Apply, optimizer: _Optimizer, updates: Updates, tensors:
         ...     view.apply_gradients(zip(grads, updates.variables))
         >>> @tf.function
         ... def step(grad):
-        ...     update_alike(apply, sgd, Updates(variables, [grad] * 2, [None] * 2), [tf.constant(0.5)])
+        ...     update_alike(apply, sgd, Updates(variables, [grad] * 2), [tf.constant(0.5)])
         >>> step(tf.constant([1.0]))
         >>> [w.numpy().tolist() for w in variables], int(sgd.iterations)
         ([[0.75], [1.75]], 1)
@@ -94,12 +86,10 @@ def update_alike(apply: Apply, optimizer: _Optimizer, updates: Updates, tensors:
                 some: Updates = some,
                 numbers: Sequence[int] = numbers,
             ) -> None:
-                others = iter(given[len(tensors) :])
-                changes = [change and change.with_tensors(others) for change in some.changes]
-                with _with_numbers(optimizer, numbers, list(others)):
-                    apply(view, some._replace(grads=grads, changes=changes), given[: len(tensors)])
+                with _with_numbers(optimizer, numbers, given[len(tensors) :]):
+                    apply(view, some._replace(grads=grads), given[: len(tensors)])
 
-            given = [*tensors, *some.tensors_of_changes(), *map(tf.constant, numbers)]
+            given = [*tensors, *map(tf.constant, numbers)]
             if any(map(arithmetic.is_sparse, some.grads)):
                 run_compiled(update, some.grads, given)
             else:

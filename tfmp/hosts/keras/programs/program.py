@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
@@ -83,15 +82,9 @@ class KerasProgram:
         halves = halves_of_square_sums(grads)
         return [true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor,
-        measures: Sequence[tf.Tensor],
-        changes: Sequence[Change | None],
-    ) -> Done:
-        """Divide the gradients by the loss scale, change them, and apply them."""
-        return ProgramsTogether([self]).apply(grads, loss_scale, measures, changes)
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        """Divide the gradients by the loss scale, clip and apply them."""
+        return ProgramsTogether([self]).apply(grads, loss_scale, measures)
 
 
 class ProgramsTogether:
@@ -108,26 +101,19 @@ class ProgramsTogether:
         each = zip(self._programs, self._split(grads), strict=True)
         return list(itertools.chain.from_iterable(program.measure(own, loss_scale) for program, own in each))
 
-    def apply(
-        self,
-        grads: Gradients,
-        loss_scale: tf.Tensor,
-        measures: Sequence[tf.Tensor],
-        changes: Sequence[Change | None],
-    ) -> Done:
-        """Divide the gradients by the loss scale, change them, and apply them."""
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+        """Divide the gradients by the loss scale, clip and apply them."""
         rows = zip(
             self._programs,
             self._split(grads),
             split(measures, [int(bool(measures) and program.clips) for program in self._programs]),
-            self._split(changes or [None] * len(grads)),
             strict=True,
         )
         # A program runs on one device; None stands for those that are not compiled.
         of_devices: dict[str | None, list[_Part]] = {}
-        for program, own_grads, own_measures, own_changes in rows:
+        for program, own_grads, own_measures in rows:
             device = of_tensorflow(program.variables[0]).device if program.is_compiled else None
-            of_devices.setdefault(device, []).append(_part(program, own_grads, own_measures, own_changes))
+            of_devices.setdefault(device, []).append(_part(program, own_grads, own_measures))
         for device, parts in of_devices.items():
             _apply(parts, loss_scale, compiles=device is not None)
         return tf.no_op()
@@ -155,17 +141,8 @@ class _Part(NamedTuple):
         return [true_norm(self.grads, halves, loss_scale) for halves in self.measures]
 
 
-def _part(
-    program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor], changes: Sequence[Change | None]
-) -> _Part:
-    share = Share(
-        program.compiler,
-        program.variables,
-        program.options,
-        program.method,
-        changes=[changes[index] for index in program.taken],
-        num_norms=len(measures),
-    )
+def _part(program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor]) -> _Part:
+    share = Share(program.compiler, program.variables, program.options, program.method, num_norms=len(measures))
     return _Part(share, [grads[index] for index in program.taken], measures)
 
 

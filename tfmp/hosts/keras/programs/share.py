@@ -6,14 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.derived_gradients import Change
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.programs.alike import can_share_programs
 from tfmp.hosts.keras.programs.alike_updates import Updates, has_alike, update_alike
 from tfmp.hosts.keras.programs.clipping import clipped_by
 from tfmp.hosts.keras.views import view_of
 from tfmp.hosts.keras.which import is_optimizer_of_keras3
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
 _Optimizer: TypeAlias = Any
@@ -33,13 +32,11 @@ class Share(NamedTuple):
     options: Mapping[str, Any]
     #: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
     method: str
-    #: For each gradient what changes its unscaled values, or None.
-    changes: Sequence[Change | None]
     #: 1 if the program clips by the global norm in the optimizer's place, otherwise 0.
     num_norms: int
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norms: Sequence[tf.Tensor]) -> None:
-        """Unscale, change, clip and apply the gradients."""
+        """Unscale, clip and apply the gradients."""
         self._run(self.compiler.optimizer, self._updates(grads), [loss_scale, *norms])
 
     @property
@@ -59,13 +56,12 @@ class Share(NamedTuple):
         update_alike(self._run, self.compiler.optimizer, self._updates(grads), [loss_scale, *norms])
 
     def _updates(self, grads: Gradients) -> Updates:
-        return Updates(self.variables, grads, self.changes)
+        return Updates(self.variables, grads)
 
     def _run(self, optimizer: _Optimizer, updates: Updates, tensors: Sequence[tf.Tensor]) -> None:
         loss_scale, *norms = tensors
         true_grads = arithmetic.unscale(updates.grads, loss_scale)
-        changed: Gradients = list(map(_changed, true_grads, updates.changes))
-        self._clip_and_apply(optimizer, changed, updates.variables, norms)
+        self._clip_and_apply(optimizer, true_grads, updates.variables, norms)
 
     def _clip_and_apply(
         self, optimizer: _Optimizer, grads: Gradients, variables: Sequence[_Variable], norms: Sequence[tf.Tensor]
@@ -106,7 +102,3 @@ def _in_one_replica(apply: Callable[[], None]) -> None:
         apply()
     else:
         context.merge_call(lambda _: apply())
-
-
-def _changed(grad: Gradient, change: Change | None) -> Gradient:
-    return grad if change is None else arithmetic.map_values(change.apply, grad)

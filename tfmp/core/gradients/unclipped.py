@@ -1,0 +1,69 @@
+"""Remembers from which gradients others were clipped, for steps whose norm before clipping somebody wants to know."""
+
+import weakref
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tfmp.types import Gradient
+
+#: By the identity of the tensor with a gradient's values: a weak reference to this tensor, and the gradient from which
+#: it was clipped; None if it was not clipped.
+_Known: TypeAlias = dict[int, tuple["weakref.ref[tf.Tensor]", Gradient]]
+
+_IN_EAGER_CODE: _Known = {}
+_IN_GRAPH = ("tfmp", "unclipped")
+
+
+def keep_unclipped(grad: Gradient) -> None:
+    """Let what is clipped from a gradient be known as such; None is ignored.
+
+    In eager code the gradient then lives as long as what was clipped from it.
+    """
+    _remember(grad, None)
+
+
+def note_clipped(clipped: Gradient, grad: Gradient) -> None:
+    """Remember that a gradient was clipped from another one, if the other one is known."""
+    known = _of(grad)
+    if known is not None:
+        _remember(clipped, grad if known[1] is None else known[1])
+
+
+def unclipped(grad: Gradient) -> Gradient:
+    """Return the gradient from which one was clipped, if that is known; otherwise the gradient itself.
+
+    Examples:
+        >>> import tfmp
+        >>> grad = tf.constant([3.0, 4.0])
+        >>> keep_unclipped(grad)
+        >>> unclipped(tfmp.clip_by_norm(grad, 1.0)) is grad
+        True
+    """
+    known = _of(grad)
+    return grad if known is None or known[1] is None else known[1]
+
+
+def _remember(grad: Gradient, before: Gradient) -> None:
+    values, known = _values(grad), _known()
+    if values is not None:
+        number = id(values)
+        known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
+
+
+def _of(grad: Gradient) -> tuple["weakref.ref[tf.Tensor]", Gradient] | None:
+    return _known().get(id(_values(grad)))
+
+
+def _known() -> _Known:
+    if tf.executing_eagerly():
+        return _IN_EAGER_CODE
+    # In the graph itself, which refers to its tensors, and is deleted together with them.
+    kept: list[_Known] = tf.compat.v1.get_collection_ref(_IN_GRAPH)
+    if not kept:
+        kept[:] = [{}]
+    return kept[0]
+
+
+def _values(grad: Gradient) -> tf.Tensor | None:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
