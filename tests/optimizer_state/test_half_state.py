@@ -345,6 +345,28 @@ def test_compiled_rounding_changes_no_number(
     assert found == [trained(in_graph) for in_graph in (True, False)]
 
 
+def test_step_after_an_error_in_a_trace_is_what_it_is_without_the_error() -> None:
+    def trained(*, fails: bool) -> list[Any]:
+        weights = [keras.Variable(np.full([4, 4], number, np.float32)) for number in range(4)]
+        half, manager = tfmp.half_state(keras.optimizers.Adam(0.125)), tfmp.FixedLossScaleManager(8)
+        opt = tfmp.LossScaleOptimizer(half, manager, jit_compile=True)
+        opt.build(weights)
+
+        def apply(grads: list[tf.Tensor]) -> None:
+            opt.scale_loss(tf.constant(1.0))
+            opt.apply(grads, weights)
+
+        step, grads = tf.function(apply), [tf.fill([4, 4], float(number)) for number in range(4)]
+        if fails:
+            with pytest.raises(ValueError, match=r"must be (equal|compatible|broadcastable)"):
+                step([tf.ones([5, 7])] * 4)
+        apply(grads)
+        step(grads)
+        return [*values(weights), int(opt.iterations)]
+
+    assert trained(fails=True) == trained(fails=False)
+
+
 def test_sparse_gradients_are_applied() -> None:
     tables = [keras.Variable(np.ones([4, 2], np.float32)) for _ in range(2)]
     rows = tf.IndexedSlices(tf.constant([[1.0, 2.0], [0.5, 0.5]]), tf.constant([3, 1]), tf.constant([4, 2]))

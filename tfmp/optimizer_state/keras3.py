@@ -280,8 +280,10 @@ def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, whi
 def _numbers_replaced(optimizer: HalfState, numbers: Mapping[int, tf.Tensor]) -> Iterator[None]:
     # In place, since views of the optimizer share the dictionary.
     optimizer._numbers.update(numbers)
-    yield
-    optimizer._numbers.clear()
+    try:
+        yield
+    finally:
+        optimizer._numbers.clear()
 
 
 def _is_half(variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras

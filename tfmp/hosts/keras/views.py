@@ -11,7 +11,8 @@ import tensorflow as tf
 def view_of(optimizer: Any, **attributes: Any) -> Iterator[Any]:  # noqa: ANN401 - of any Keras
     """Yield a view of an optimizer, which shares all its variables, with other values of some attributes.
 
-    What the view's methods set, such as a counter of steps in Python, is set on the optimizer when the context ends.
+    What the view's methods set, such as a counter of steps in Python, is set on the optimizer when the context ends; by
+    an error too, as if the optimizer's own methods had run.
 
     Examples:
         >>> import keras
@@ -24,10 +25,12 @@ def view_of(optimizer: Any, **attributes: Any) -> Iterator[Any]:  # noqa: ANN401
     view = object.__new__(type(optimizer))
     shared = dict(vars(optimizer))
     vars(view).update(shared, **attributes)
-    yield view
-    for name, value in vars(view).items():
-        if name not in attributes and (name not in shared or shared[name] is not value):
-            vars(optimizer)[name] = value
+    try:
+        yield view
+    finally:
+        for name, value in vars(view).items():
+            if name not in attributes and (name not in shared or shared[name] is not value):
+                vars(optimizer)[name] = value
 
 
 def of_tensorflow(variable: Any) -> tf.Variable:  # noqa: ANN401 - of any Keras

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras, optimizer, values
+from kerases import SCALE, for_every_keras, optimizer, values, variable
 from many_variables import apply, assert_train_alike, gradients, make_variables, wrapped
 
 import tfmp
@@ -49,6 +49,39 @@ def test_one_program_updates_all_variables_that_are_alike(
         apply(opt, variables, grads)
 
     assert _num_programs(step) == num_programs
+
+
+@for_every_keras()
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("shape", [[1, 4], [4], []])
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_gradient_of_another_shape_than_its_variable_does_what_it_does_without_a_wrapper(
+    keras: ModuleType, name: str, shape: list[int], place: int, compiled: bool
+) -> None:
+    grads = [tf.fill(shape if index == place else [4, 4], index + 1.0) for index in range(4)]
+
+    def trained(opt: Any) -> list[Any]:
+        weights = [variable(keras, np.ones([4, 4])) for _ in grads]
+        opt.build(weights)
+        scale = opt.scale_loss(tf.constant(1.0)) if isinstance(opt, tfmp.LossScaleOptimizer) else 1.0
+
+        def apply(grads: list[tf.Tensor]) -> None:
+            opt.apply_gradients(zip([grad * scale for grad in grads], weights, strict=True))
+
+        step = tf.function(apply) if compiled else apply
+        for _ in range(3):
+            step(grads)
+        return values(weights)
+
+    if name == "SGD" and keras.__version__.startswith("3."):
+        # This optimizer does not broadcast.
+        for opt in (optimizer(keras, name), wrapped(optimizer(keras, name))):
+            with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"must be equal|Cannot update"):
+                trained(opt)
+    else:
+        expected = trained(optimizer(keras, name))
+        np.testing.assert_allclose(trained(wrapped(optimizer(keras, name))), expected, rtol=1e-6)
 
 
 @for_every_keras()

@@ -11,7 +11,7 @@ from tfmp.hosts.keras.internals import not_counting
 from tfmp.hosts.keras.programs.alike import StateOfVariables
 from tfmp.hosts.keras.programs.kept_programs import run_compiled
 from tfmp.hosts.keras.programs.shared_programs import SharedPrograms
-from tfmp.types import Gradients
+from tfmp.types import Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
 _Optimizer: TypeAlias = Any
@@ -31,10 +31,13 @@ class Updates(NamedTuple):
 
     def alike(self, state: StateOfVariables) -> list[tuple[Hashable, list[int]]]:
         """Return the places of those that one program is to do, in lists, and the kind of each list."""
-        # Sparse gradients may have different numbers of rows.
-        pairs = enumerate(self.grads)
-        forms = [place if grad is None or arithmetic.is_sparse(grad) else grad.dtype for place, grad in pairs]
-        return state.alike(self.variables, forms)
+        return state.alike(self.variables, list(map(_form, self.grads, range(len(self.grads)))))
+
+
+def _form(grad: Gradient, place: int) -> Hashable:
+    """Return what is equal for gradients, at different places, with which one program can be called."""
+    # Sparse gradients may have different numbers of rows. A dense one may be broadcast to its variable.
+    return place if grad is None or arithmetic.is_sparse(grad) else (grad.dtype, str(grad.shape))
 
 
 #: Does updates by an optimizer, with further tensors.
