@@ -1,3 +1,4 @@
+import fractions
 import math
 from typing import Any
 
@@ -36,3 +37,37 @@ def test_count_out_of_range_is_refused(bad: float) -> None:
 def test_number_not_above_zero_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=f"^limit must be greater than 0, got {bad}"):
         settings.positive("limit", bad)
+
+
+@pytest.mark.parametrize(
+    "check", [settings.real, settings.number, settings.positive, settings.count, settings.loss_scale]
+)
+@pytest.mark.parametrize("bad", [10**400, fractions.Fraction(10**400)])
+def test_number_beyond_a_float_is_refused_like_one_that_is_not_finite(check: Any, bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"^steps must be within the range of a float, got about 2\*\*1329\.$"):
+        check("steps", bad)
+
+
+@pytest.mark.parametrize(
+    ("first", "keywords", "message"),
+    [
+        ("cuda", {}, r"^tfmp.autocast takes no device, got 'cuda', .* write tfmp.autocast\(\)\.$"),
+        ("cuda:1", {"dtype": "float16"}, "takes no device, got 'cuda:1'"),
+        (
+            None,
+            {"device_type": "cpu"},
+            "^tfmp.autocast takes no device_type, got 'cpu', which is an argument of torch: ",
+        ),
+        ("float16", {"cache_enabled": True}, "takes no cache_enabled, got True"),
+    ],
+)
+def test_argument_of_torch_is_refused_with_the_call_without_it(
+    first: str | None, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        settings.refuse_arguments_of_torch("tfmp.autocast()", first, keywords)
+
+
+@pytest.mark.parametrize("first", ["float16", "bfloat16", None, 8.0])
+def test_other_arguments_are_not_taken_for_those_of_torch(first: Any) -> None:
+    settings.refuse_arguments_of_torch("tfmp.autocast()", first, {"enabled": False, "dtype": "float16"})

@@ -43,11 +43,15 @@ def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> Non
         >>> refuse_all_none([None], ["kernel"])
         Traceback (most recent call last):
             ...
-        ValueError: every gradient is None: the loss depends on none of the variables kernel.
+        ValueError: every gradient is None: the loss depends on none of the variables kernel, or was scaled outside of
+        the tape: compute it, and scale it, within `with tf.GradientTape() as tape:`.
     """
     if all(grad is None for grad in grads):
         which = " ".join(["the variables", ", ".join(names)]).strip()
-        raise ValueError(f"every gradient is None: the loss depends on none of {which}.")
+        raise ValueError(
+            f"every gradient is None: the loss depends on none of {which}, or was scaled outside of the tape: compute "
+            "it, and scale it, within `with tf.GradientTape() as tape:`."
+        )
 
 
 def refuse_complex(grads: Iterable[Gradient], names: Sequence[str] = ()) -> None:

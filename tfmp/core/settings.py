@@ -7,6 +7,7 @@ value is not of this type, it raises a `TypeError`; if it is out of range, a `Va
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,12 @@ def real(name: str, value: float) -> float:
     """Return a setting as a float; infinities and NaN are accepted."""
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name} must be within the range of a float, got about 2**{int(value).bit_length()}."
+        ) from None
 
 
 def number(name: str, value: float) -> float:
@@ -114,6 +120,53 @@ def loss_scale_bounds(
             f"init_loss_scale must not be greater than max_loss_scale, got {init_loss_scale!r} and {max_loss_scale!r}."
         )
     return first, lowest, highest
+
+
+def refuse_class(name: str, value: object) -> None:
+    """Refuse a class where an object of it is meant.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> refuse_class("optimizer", tf.compat.v1.train.AdamOptimizer)
+        Traceback (most recent call last):
+            ...
+        TypeError: optimizer is the class AdamOptimizer: pass an object of it, AdamOptimizer(...).
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{name} is the class {value.__name__}: pass an object of it, {value.__name__}(...).")
+
+
+#: The arguments of torch.amp that name where to compute, or how torch does it; no function of tfmp has them.
+_OF_TORCH = ("device", "device_type", "cache_enabled")
+#: The names of devices that torch has.
+_DEVICES_OF_TORCH = re.compile(r"(cpu|cuda|hpu|mps|mtia|npu|xla|xpu)(:\d+)?")
+
+
+def refuse_arguments_of_torch(call: str, first: object, keywords: Mapping[str, object]) -> None:
+    """Refuse the arguments that a function of torch.amp has and that of the same name in tfmp has not.
+
+    `call` is the call without them, for the error message, `first` the first argument without a name, and `keywords`
+    are the others.
+
+    Examples:
+        >>> refuse_arguments_of_torch("tfmp.GradScaler()", "cuda", {})
+        Traceback (most recent call last):
+            ...
+        TypeError: tfmp.GradScaler takes no device, got 'cuda', because TensorFlow places ops by itself: leave it out,
+        and write tfmp.GradScaler().
+    """
+    name = call.partition("(")[0]
+    for argument in _OF_TORCH:
+        if argument in keywords:
+            raise TypeError(
+                f"{name} takes no {argument}, got {keywords[argument]!r}, which is an argument of torch: leave it out, "
+                f"and write {call}."
+            )
+    if isinstance(first, str) and _DEVICES_OF_TORCH.fullmatch(first):
+        raise TypeError(
+            f"{name} takes no device, got {first!r}, because TensorFlow places ops by itself: leave it out, and write "
+            f"{call}."
+        )
 
 
 def not_default(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import lists
+from tfmp.core import lists, settings
 from tfmp.core.adapters import is_overwritten
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer
@@ -29,6 +29,7 @@ def validated_pairs(optimizer: Any, grads_and_vars: GradsAndVars) -> list[tuple[
 
 def validate_optimizer(optimizer: Any) -> None:  # noqa: ANN401
     """Raise an error if `GradScaler` cannot step with what the user passed as the optimizer."""
+    settings.refuse_class("optimizer", optimizer)
     kind = type(optimizer).__name__
     if not isinstance(optimizer, ScaledGradientsOptimizer) and not hasattr(optimizer, "apply_gradients"):
         raise TypeError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfmp.core import settings
 from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def front_end_for(opt: object) -> "type[LossScaleOptimizer]":
     keras = keras_of(opt, "optimizers.legacy.Optimizer")
     if keras is not None:
         return _front_end(module_for(keras), _LEGACY_CLASSES)
+    settings.refuse_class("opt", opt)
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
         f"got {opt!r} of type {type(opt).__module__}.{type(opt).__qualname__}."

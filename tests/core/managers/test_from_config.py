@@ -194,7 +194,7 @@ def test_given_dict_is_not_changed() -> None:
         ),
         (None, TypeError, 'None describes no loss scale: pass 1 for no scaling, or "dynamic" for the default.'),
         ([512], TypeError, "got [512] of type list."),
-        (tfmp.FixedLossScaleManager, TypeError, "of type ABCMeta."),
+        (tfmp.FixedLossScaleManager, TypeError, "pass an object of it, FixedLossScaleManager(...)."),
     ],
 )
 def test_value_that_describes_no_manager_is_refused(spec: Any, error: type[Exception], message: str) -> None:

@@ -354,6 +354,21 @@ def test_what_is_no_function_is_refused() -> None:
         tfmp.autocast()(3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "named"),
+    [
+        (("cuda",), {"dtype": "bfloat16"}, "device, got 'cuda'"),
+        ((), {"device_type": "cuda", "dtype": "bfloat16"}, "device_type, got 'cuda'"),
+        (("bfloat16",), {"cache_enabled": True}, "cache_enabled, got True"),
+    ],
+)
+def test_arguments_of_torch_are_refused_by_name(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^tfmp.autocast takes no {named}, .* leave it out, and write tfmp.autocast"):
+        tfmp.autocast(*arguments, **keywords)
+
+
 def test_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises((TypeError, ValueError), match=r"got <function _product.* write @tfmp\.autocast\(\)"):
         tfmp.autocast(_product)

@@ -87,6 +87,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
         return _manager_of_mode(given.pop("mode", "dynamic"), given)
     if settings.is_number(spec):
         return FixedLossScaleManager(spec)
+    settings.refuse_class("the loss-scale manager", spec)
     raise TypeError(
         "a loss scale is described by a tfmp.LossScaleManager, a number, a name or a dict with one of the modes "
         f"{', '.join(_MODES)}; got {spec!r} of type {type(spec).__name__}."

@@ -4,14 +4,18 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from tfmp.core import settings
 from tfmp.mixed_precision.autocast import hooks, state
 from tfmp.mixed_precision.autocast.lists import AutocastLists, autocast_lists, half_dtype
 from tfmp.mixed_precision.autocast.op_types import OpTypes
 from tfmp.mixed_precision.autocast.state import Scope
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,7 +46,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         widest: Names of further ops to compute in the widest type of their inputs.
 
     Raises:
-        TypeError: The names of ops are no list of strings; or a decorated object is a `tf.function` already, or a
+        TypeError: The names of ops are no list of strings; or an argument is torch's (`device_type`, `cache_enabled`);
+            or a decorated object is a `tf.function` already, or a
             generator or a coroutine.
         ValueError: `dtype` is no half-precision type; TensorFlow has no op of a name; or a name stands in two lists.
         RuntimeError: When it is entered: this TensorFlow is not known. Within it: a `tf.function` is traced that would
@@ -63,6 +68,12 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
     Provisional: a minor version may change it.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the constructor's arguments
+        """Refuse torch's arguments, of which Python would only say that there are too many."""
+        call = f"tfmp.autocast({kwargs.get('dtype', 'float16')!r})"
+        settings.refuse_arguments_of_torch(call, args[0] if args else None, kwargs)
+        return super().__new__(cls)
+
     def __init__(
         self,
         dtype: str | tf.DType = "float16",
@@ -77,6 +88,9 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         dtype = half_dtype(dtype)
         lists = _changed_lists(autocast_lists(dtype), half=half, float32=float32, widest=widest)
         self._scope = Scope(_op_types(dtype, lists), entered=self) if enabled else None
+
+    # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
     def __enter__(self) -> None:
         """Enter the scope in this thread."""
