@@ -1,3 +1,4 @@
+import functools
 import importlib.util
 import math
 from collections.abc import Callable
@@ -414,3 +415,84 @@ def test_prepare_refuses_anything_but_variables() -> None:
     training = _Training()
     with pytest.raises(TypeError, match=r"^variables must be a list of variables"):
         training.scaler.prepare(training.optimizer, 1)
+
+
+@pytest.mark.parametrize("verb", ["unscale", "step", "prepare"])
+def test_class_in_place_of_an_optimizer_is_refused(verb: str) -> None:
+    training = _Training()
+    second = {
+        "unscale": [tf.constant(8.0)],
+        "step": [(tf.constant(8.0), training.weight)],
+        "prepare": [training.weight],
+    }
+    with pytest.raises(
+        TypeError, match=r"^optimizer is the class GradientDescentOptimizer: pass an object of it, Grad"
+    ):
+        getattr(training.scaler, verb)(type(training.optimizer), second[verb])
+
+
+def test_class_in_place_of_a_manager_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"is the class FixedLossScaleManager: pass an object of it, FixedLossScaleManag"
+    ):
+        tfmp.GradScaler(manager=tfmp.FixedLossScaleManager)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        (
+            ("cuda",),
+            {},
+            r"^tfmp.GradScaler takes no device, got 'cuda', .* leave it out, and write tfmp.GradScaler\(init",
+        ),
+        (("cuda",), {"init_scale": 8.0}, "takes no device, got 'cuda'"),
+        (("cuda", 8.0), {}, "takes no device, got 'cuda'"),
+        ((), {"device": "cuda", "enabled": True}, "takes no device, got 'cuda', which is an argument of torch"),
+        ((8.0, 2.0, 0.5, 2000), {}, "takes init_scale alone without a name, got 4 arguments: write the others with"),
+    ],
+)
+def test_arguments_of_torch_are_refused(arguments: tuple[Any, ...], keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        tfmp.GradScaler(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("front_end", ["GradScaler", "tf1", *kerases.installed()])
+def test_loss_that_is_scaled_outside_of_the_tape_is_named_as_a_cause(front_end: str) -> None:
+    weight, sgd = tf.Variable(1.0), _sgd()
+    if front_end == "GradScaler":
+        scaler = tfmp.GradScaler(8)
+        scale, apply = scaler.scale, functools.partial(scaler.step, sgd)
+    elif front_end == "tf1":
+        opt = tfmp.LossScaleOptimizer(sgd, 8)
+        scale, apply = lambda loss: loss * 8.0, opt.apply_gradients
+    else:
+        opt = tfmp.LossScaleOptimizer(kerases.installed()[front_end].optimizers.SGD(0.5), initial_scale=8.0)
+        scale, apply = opt.scale_loss, opt.apply_gradients
+    with tf.GradientTape() as tape:
+        loss = weight * 2.0
+    pairs = [(tape.gradient(scale(loss), weight), weight)]
+    message = (
+        r"every gradient is None: .*, or was scaled outside of the tape: compute it, and scale it, within `with tf"
+    )
+    with pytest.raises(ValueError, match=message):
+        apply(pairs)
+
+
+def test_settings_of_the_rule_can_be_read_and_not_set() -> None:
+    scaler = tfmp.GradScaler(8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=7)
+    read = [scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()]
+    assert (float(scaler.get_scale()), *read, scaler.is_enabled()) == (8.0, 4.0, 0.25, 7, True)
+    for name in ("set_growth_factor", "set_backoff_factor", "set_growth_interval"):
+        with pytest.raises(
+            AttributeError, match=r"of a tfmp.GradScaler cannot be set, .* make a new scaler, tfmp.Grad"
+        ):
+            getattr(scaler, name)(2)
+    assert scaler.get_growth_factor() == 4
+
+
+def test_setting_that_the_managers_rule_has_not_is_refused() -> None:
+    scaler = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager(incr_every_n_steps=5))
+    assert scaler.get_growth_interval() == 5
+    with pytest.raises(AttributeError, match=r"^a LogMaxLossScaleManager has no growth_factor: ask the loss-scale man"):
+        scaler.get_growth_factor()

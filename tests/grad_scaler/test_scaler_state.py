@@ -1,5 +1,8 @@
+import copy
 import logging
 import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +147,78 @@ def test_repr_shows_the_settings_that_are_not_the_default(settings: dict[str, bo
     assert repr(tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8), **settings)) == (
         f"<tfmp.GradScaler({shown}<FixedLossScaleManager(loss_scale=8.0)>): applied_steps=0, skipped_steps=0>"
     )
+
+
+_IN_BOTH_WAYS = pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))], ids=["deepcopy", "pickle"]
+)
+
+
+@_IN_BOTH_WAYS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init_scale": 1024.0, "growth_interval": 3},
+        {"manager": 8},
+        {"manager": "log_max", "overflow_detector": tfmp.SaturationDetector()},
+        {"init_scale": 1024.0, "skip_spikes": tfmp.SpikeDetector(max_norm=100.0)},
+        {"enabled": False},
+    ],
+    ids=["exponential", "fixed", "log_max", "spikes", "disabled"],
+)
+def test_copy_goes_on_from_the_same_state_by_itself(copied: Callable[..., Any], settings: dict[str, Any]) -> None:
+    scaler = tfmp.GradScaler(**copy.deepcopy(settings))
+
+    def step(scaler: Any, *grads: float) -> list[Any]:
+        optimizer, weight = _sgd(), tf.Variable(0.0)
+        for grad in grads:
+            scaler.step(optimizer, [(scaler.scale(tf.constant(grad)), weight)])
+            scaler.update()
+        return [float(weight), *map(float, (scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps))]
+
+    step(scaler, math.inf, 1.0, 2.0, 1e6)
+    made = copied(scaler)
+    assert (type(made), repr(made)) == (tfmp.GradScaler, repr(scaler))
+    assert made.state_dict() == scaler.state_dict()
+    assert bool(made.last_step_finite) == bool(scaler.last_step_finite)
+    before = repr(scaler)
+    after = step(made, 1.0, math.inf, 2.0)
+    assert repr(scaler) == before
+    assert step(scaler, 1.0, math.inf, 2.0) == after
+
+
+@_IN_BOTH_WAYS
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scaler_is_not_copied_within_an_iteration(copied: Callable[..., Any], compiled: bool) -> None:
+    scaler = tfmp.GradScaler(8)
+    unscale = lambda: scaler.unscale(_sgd(), [tf.constant(8.0)])  # noqa: E731 - one line
+    (tf.function(unscale) if compiled else unscale)()
+    with pytest.raises(RuntimeError, match=r"^a tfmp.GradScaler is pickled or copied between iterations: call update"):
+        copied(scaler)
+    scaler.update()
+    copied(scaler)
+
+
+class _Halving(tfmp.LossScaleManager):  # type: ignore[misc] # of any type
+    """A manager of a user, without get_config."""
+
+    def __init__(self) -> None:
+        self.scale = tf.Variable(64.0, trainable=False)
+
+    def get_loss_scale(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.scale)
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+        return self.scale.assign(tf.where(finite_grads, self.scale, self.scale / 2))
+
+
+@_IN_BOTH_WAYS
+def test_manager_of_a_user_is_copied_as_it_is(copied: Callable[..., Any]) -> None:
+    scaler = tfmp.GradScaler(manager=_Halving())
+    _overflow(scaler)
+    scaler.update()
+    made = copied(scaler)
+    _overflow(made)
+    made.update()
+    assert [float(each.loss_scale) for each in (scaler, made)] == [32, 16]
+    assert [int(each.skipped_steps) for each in (scaler, made)] == [1, 2]

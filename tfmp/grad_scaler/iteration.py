@@ -33,6 +33,11 @@ class Iteration(NotCheckpointed):
         self.calls = CallOrder(is_strict)
         self.pending = PendingResults(has_detector=scaler.norms.spikes is not None)
 
+    @property
+    def has_begun(self) -> bool:
+        """True in eager code if there was a call since the last update, also one in a `tf.function`."""
+        return self.calls.has_steps or self.calls.has_unscaled or bool(self.pending.get("results") > 0)
+
     def note_unscale(
         self,
         optimizer: object,

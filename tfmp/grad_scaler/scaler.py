@@ -1,7 +1,7 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
-from tfmp.core.managers import Specification, get_loss_scale_manager
+from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
@@ -30,6 +30,9 @@ from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, update_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: The entry for the spike detector in what `state_dict` returns.
 _SPIKES = "spike_detector"
@@ -57,6 +60,10 @@ class GradScaler(StepProperties, tf.Module):
 
     One warning is logged if gradients are unscaled although their loss was not scaled, where this can be detected.
 
+    A scaler can be pickled and copied between iterations, in eager code. The copy has the settings, the manager's
+    state, the counts of steps and the spike detector's state. It has nothing of optimizers and variables, such as the
+    overflow counts; what it needs is made again when they step.
+
     Args:
         init_scale: The loss scale at the start.
         growth_factor: The factor by which the scale is multiplied after `growth_interval` iterations in a row without
@@ -83,7 +90,7 @@ class GradScaler(StepProperties, tf.Module):
         spike_detector: The `tfmp.SpikeDetector`, or None. A `tf.train.Checkpoint` of the scaler saves its state too.
 
     Raises:
-        TypeError: A setting is of the wrong type.
+        TypeError: A setting is of the wrong type; or an argument is torch's `device`.
         ValueError: A setting is out of range; or both a manager and some of the four settings were passed.
 
     Examples:
@@ -104,6 +111,16 @@ class GradScaler(StepProperties, tf.Module):
     """
 
     _public_name = "GradScaler"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the constructor's arguments
+        """Refuse torch's arguments, of which Python would only say that there are too many."""
+        settings.refuse_arguments_of_torch("tfmp.GradScaler(init_scale)", args[0] if args else None, kwargs)
+        if len(args) > 1:
+            raise TypeError(
+                f"tfmp.GradScaler takes init_scale alone without a name, got {len(args)} arguments: write the others "
+                "with their names, tfmp.GradScaler(init_scale, growth_factor=...)."
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -146,6 +163,10 @@ class GradScaler(StepProperties, tf.Module):
         self._losses = ScaledLosses()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         self._iteration = Iteration(self._scaler, needs_max_abs=manager.needs_max_abs, is_strict=self._enabled)
+        self._overflow_detector, self._jit_compile = detector, jit_compile
+
+    # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
     @property
     def enabled(self) -> bool:
@@ -159,6 +180,39 @@ class GradScaler(StepProperties, tf.Module):
     def get_scale(self) -> tf.Tensor:
         """Return `loss_scale`, as in torch.amp; there it is a Python number."""
         return self.loss_scale
+
+    def get_growth_factor(self) -> float:
+        """Return the factor by which the scale grows, as in torch.amp.
+
+        Raises:
+            AttributeError: The manager's rule has no such setting; the same for the next two methods.
+        """
+        return float(self._setting_of_rule("growth_factor", "incr_ratio"))
+
+    def get_backoff_factor(self) -> float:
+        """Return the factor by which the scale falls after an overflow, as in torch.amp."""
+        return float(self._setting_of_rule("backoff_factor", "decr_ratio"))
+
+    def get_growth_interval(self) -> int:
+        """Return the number of iterations in a row without an overflow after which the scale grows, as in torch.amp."""
+        return int(self._setting_of_rule("growth_interval", "incr_every_n_steps"))
+
+    def _setting_of_rule(self, name: str, name_in_manager: str) -> Any:  # noqa: ANN401 - a number of some kind
+        config = self.manager.get_config() if isinstance(self.manager, OWN_MANAGERS) else {}
+        if name_in_manager not in config:
+            raise AttributeError(f"a {type(self.manager).__name__} has no {name}: ask the loss-scale manager instead.")
+        return config[name_in_manager]
+
+    @property
+    def _absent_setter(self) -> NoReturn:
+        """Not available: functions that were traced hold the settings. Make a new scaler."""
+        raise AttributeError(
+            "growth_factor, backoff_factor and growth_interval of a tfmp.GradScaler cannot be set, because a "
+            "tf.function that was traced keeps the former values: make a new scaler, "
+            "tfmp.GradScaler(scaler.get_scale().numpy(), growth_factor=...), and trace the function again."
+        )
+
+    set_growth_factor = set_backoff_factor = set_growth_interval = _absent_setter
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -260,7 +314,7 @@ class GradScaler(StepProperties, tf.Module):
             processes.
 
         Raises:
-            TypeError: `grads` is not a list of gradients, or a gradient is complex.
+            TypeError: `grads` is not a list of gradients, or a gradient is complex; or `optimizer` is a class.
             RuntimeError: `step` was already called for this optimizer since the last update, or `unscale` with these
                 gradients, or with an accumulator.
             ValueError: Every gradient is None.
@@ -276,6 +330,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(norm), w.numpy().tolist()
             (5.0, [1.5, 2.0])
         """
+        settings.refuse_class("optimizer", optimizer)
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         self._iteration.calls.refuse_conditional("unscale")
         scaled = [] if isinstance(given, GradientAccumulator) else given
@@ -504,6 +559,24 @@ class GradScaler(StepProperties, tf.Module):
         self.manager.load_state_dict(of_manager)
         load_spikes()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what `pickle` and `copy` make a scaler of.
+
+        Raises:
+            RuntimeError: An iteration is not finished; or the call is in a graph or in a `tf.function`.
+        """
+        refuse_in_graph("pickle or copy")
+        if self._iteration.has_begun:
+            raise RuntimeError("a tfmp.GradScaler is pickled or copied between iterations: call update() before.")
+        others = {
+            "enabled": self._enabled,
+            "is_distributed": self._is_distributed,
+            "overflow_detector": self._overflow_detector,
+            "jit_compile": self._jit_compile,
+            "skip_spikes": self.spike_detector,
+        }
+        return _remade, (type(self), _parts_of(self.manager), others)
+
     def _settings_to_show(self) -> list[str]:
         shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
         return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
@@ -569,3 +642,26 @@ class GradScaler(StepProperties, tf.Module):
         # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):
             return self._scaler.count(result, is_step)
+
+
+def _parts_of(manager: LossScaleManager) -> tuple[Any, ...]:
+    """Return what a manager is made of: its class, settings, state and counts; the manager, if its class has no config.
+
+    A manager holds functions that make its variables in graphs, and these cannot be pickled.
+    """
+    try:
+        config = manager.get_config()
+    except NotImplementedError:
+        return (manager,)
+    return type(manager), config, manager.state_dict(), manager._step_counts()
+
+
+def _remade(kind: type[GradScaler], parts: tuple[Any, ...], others: Mapping[str, Any]) -> GradScaler:
+    """Return a scaler of the parts that `GradScaler.__reduce__` returned."""
+    manager = parts[0]
+    if len(parts) > 1:
+        make, config, state, counts = parts
+        manager = make.from_config(config)
+        manager.load_state_dict(state)
+        manager._load_step_counts(counts)
+    return kind(manager=manager, **others)

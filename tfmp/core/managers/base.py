@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -181,6 +181,16 @@ class LossScaleManager(tf.Module, abc.ABC):
         number = counters.applied_steps + counters.skipped_steps
         at_step = tf.where(tf.equal(finite, applied), NO_DIFFERENCE.at_step, number)
         return tf.group(counted, self._last_difference.assign(LastDifference(at_step)))
+
+    def _step_counts(self) -> list[dict[str, float]]:
+        """Return the counts of steps in eager mode, which `_load_step_counts` takes."""
+        return [self._counters.numbers(), self._last_difference.numbers()]
+
+    def _load_step_counts(self, counts: Sequence[Mapping[str, float]]) -> None:
+        """Set the counts of steps in eager mode."""
+        counters, last_difference = counts
+        self._counters.load(counters)
+        self._last_difference.load(last_difference)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; Keras saves them with a model.
