@@ -496,3 +496,21 @@ def test_setting_that_the_managers_rule_has_not_is_refused() -> None:
     assert scaler.get_growth_interval() == 5
     with pytest.raises(AttributeError, match=r"^a LogMaxLossScaleManager has no growth_factor: ask the loss-scale man"):
         scaler.get_growth_factor()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@kerases.for_every_keras()
+def test_variable_that_the_optimizer_was_not_built_with_is_refused_as_keras_does(
+    keras: ModuleType, compiled: bool
+) -> None:
+    known, unknown = (tf.Variable([1.0], name=each) for each in ("known", "unknown"))
+    scaler, optimizer = tfmp.GradScaler(8), keras.optimizers.Adam(0.5)
+    optimizer.build([known])
+
+    def step() -> None:
+        scaler.step(optimizer, [(scaler.scale(tf.constant([1.0])), each) for each in (known, unknown)])
+        scaler.update()
+
+    with pytest.raises((KeyError, ValueError), match=r"unknown:0.*\. (This optimizer can only be|This usually means)"):
+        (tf.function(step) if compiled else step)()
+    assert [float(each[0]) for each in (known, unknown)] == [1, 1]

@@ -1,5 +1,6 @@
 """Arguments that the wrapper refuses, in every Keras."""
 
+import re
 from types import ModuleType
 from typing import Any
 
@@ -169,3 +170,37 @@ def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras:
     with pytest.raises(TypeError, match="weights must be a list of values, got 'ab' of type str: pass one array"):
         opt.set_weights("ab")
     assert values(variables) == before
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("settings", [{}, {"jit_compile": True}, {"accumulation_steps": 2}], ids=str)
+@for_every_keras()
+def test_variable_that_the_optimizer_was_not_built_with_is_refused_as_keras_does(
+    keras: ModuleType, settings: dict[str, Any], compiled: bool, name: str
+) -> None:
+    def error_of(opt: Any) -> Exception:
+        known, unknown = (tf.Variable([1.0], name=each) for each in ("known", "unknown"))
+        opt.build([known])
+
+        def step() -> None:
+            grads = [tf.constant([8.0]), tf.constant([8.0])]
+            if isinstance(opt, tfmp.LossScaleOptimizer):
+                grads = opt.get_unscaled_gradients(grads)
+            opt.apply_gradients(zip(grads, [known, unknown], strict=True))
+
+        with pytest.raises((KeyError, ValueError), match="unknown:0") as found:
+            (tf.function(step, autograph=False) if compiled else step)()
+        if isinstance(opt, tfmp.LossScaleOptimizer):
+            assert (values([known, unknown]), int(opt.attempted_steps)) == ([[1.0], [1.0]], 0)
+        return found.value
+
+    of_keras = error_of(optimizer(keras, name))
+    ours = error_of(tfmp.LossScaleOptimizer(optimizer(keras, name), _manager(), **settings))
+    assert type(ours) is type(of_keras)
+    assert _advice(ours) == _advice(of_keras)
+
+
+def _advice(error: Exception) -> str:
+    # Keras shows the variable, and graphs add where it is.
+    return next(each for each in re.split(r"(?<=\.) ", str(error)) if each.startswith(("This opt", "This usually")))

@@ -437,6 +437,7 @@ class GradScaler(StepProperties, tf.Module):
         parts = [self._part(optimizer, own, kwargs, distribution) for optimizer, own in pairs]
         for part in parts:
             make_variables(part.adapter)
+            part.adapter.refuse_unknown_variables(part.given)
         # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
         # its micro-batches, and an overflow may drop the whole window.
         if self._enabled or any(part.is_of_window for part in parts):

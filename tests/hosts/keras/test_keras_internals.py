@@ -248,3 +248,14 @@ def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: Module
     ]
     assert [internals.index_of(optimizer, each) for each in variables] == [0, 1]
     assert [internals.decays(optimizer, each) for each in variables] == [True, False]
+
+
+@for_every_keras()
+def test_variable_that_an_optimizer_was_not_built_with_is_refused_by_keras_own_error(keras: ModuleType) -> None:
+    optimizer = keras.optimizers.SGD(0.5)
+    known, unknown = tf.Variable(1.0, name="known"), tf.Variable(1.0, name="unknown")
+    optimizer.build([known])
+    internals.refuse_unknown(optimizer, [known])
+    with pytest.raises((ValueError, KeyError), match=r"unknown:0.*\. (This optimizer can only|This usually means)"):
+        internals.refuse_unknown(optimizer, [known, unknown])
+    assert float(unknown) == 1

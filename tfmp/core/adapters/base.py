@@ -72,6 +72,14 @@ class OptimizerAdapter:
         if hasattr(self.optimizer, "build") and not getattr(self.optimizer, "built", False):
             self.optimizer.build(variables)
 
+    def refuse_unknown_variables(self, grads: Gradients) -> None:
+        """Raise the host's own error if the optimizer was built without one of the variables; `prepare` comes before.
+
+        The optimizer itself would raise it too, but the programs that tfmp makes of it need not call the method that
+        does.
+        """
+        del grads
+
     def typed(self, grads: Gradients) -> list[Gradient]:
         """Cast the unscaled gradients to `dtypes`; those of the `overwritten` variables are returned unchanged."""
         return [

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.compiler import UpdateCompiler
+from tfmp.hosts.keras.internals import refuse_unknown
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.programs.program import KerasProgram
 from tfmp.hosts.keras.views import view_of
@@ -44,6 +45,10 @@ class KerasAdapter(OptimizerAdapter):
         self._compiler = compiler
         self._leaves_out_none = leaves_out_none
         self._method = method
+
+    def refuse_unknown_variables(self, grads: Gradients) -> None:
+        """Raise Keras' own error if the optimizer was built without a variable that has a gradient."""
+        refuse_unknown(self.optimizer, [variable for _, variable in self._without_none(grads)])
 
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them.
@@ -150,6 +155,14 @@ class Keras3Adapter(KerasAdapter):
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's own variables; outside of a function that is being traced, so that it is traced once."""
         outside_of_functions(functools.partial(super().prepare, variables))
+
+    def refuse_unknown_variables(self, grads: Gradients) -> None:
+        """Raise Keras' own error if the optimizer was built without one of the variables."""
+        if self._leaves_out_none:
+            super().refuse_unknown_variables(grads)
+        else:
+            # Keras 3 looks at the variables without a gradient too.
+            refuse_unknown(self.optimizer, self.variables)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         if self._leaves_out_none:

@@ -9,7 +9,7 @@ No Keras is imported here: most functions take the package that an object is of.
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -308,6 +308,21 @@ def num_built_with(optimizer: _Optimizer) -> int:
     `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2; see `built_with`.
     """
     return len(optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict)
+
+
+def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:
+    """Raise Keras' own error if an optimizer was not built with one of the variables.
+
+    `Optimizer._check_variables_are_known` of Keras 3, a ValueError; `Optimizer._index_dict` and `_var_key` of Keras 2,
+    and `_update_step`, which raises a KeyError for such a variable before it looks at the gradient. In public, an
+    optimizer raises them only where it updates the variables.
+    """
+    if is_optimizer_of_keras3(optimizer):
+        optimizer._check_variables_are_known(variables)
+        return
+    for variable in variables:
+        if optimizer._var_key(variable) not in optimizer._index_dict:
+            optimizer._update_step(None, variable)
 
 
 def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras

@@ -111,6 +111,7 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> Done:
         """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        adapter.refuse_unknown_variables(grads)
         if not are_scaled:
             grads = self._all_unscaled(grads, facts.loss_scale)
         done = self._apply_or_accumulate(adapter, grads, facts, are_scaled=are_scaled)
