@@ -469,7 +469,7 @@ def test_what_cannot_be_wrapped_is_refused_with_advice(keras: ModuleType) -> Non
             ValueError,
             "wrap the optimizer inside",
         ),
-        (lambda: keras.mixed_precision.LossScaleOptimizer(opt), ValueError, "already wrapped"),
+        (lambda: keras.mixed_precision.LossScaleOptimizer(opt), TypeError, "cannot wrap another LossScaleOptimizer"),
         (lambda: type(opt)(keras.optimizers.SGD()), TypeError, r"must be a \w+.optimizers.legacy.Optimizer"),
         (lambda: _wrap(legacy.SGD(), momentum=0.5), ValueError, r"LossScaleOptimizer\(SGD\(..., momentum=0.5\)\)"),
         (lambda: _wrap(legacy.SGD(), jit_compile=True), ValueError, "has no arguments: `jit_compile`"),

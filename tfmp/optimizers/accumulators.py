@@ -1,6 +1,6 @@
 """The accumulators of a TF1 optimizer: one for each list of variables, separately in each graph and in eager code."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -69,6 +69,11 @@ class Accumulators(tf.Module):
                 self.windows.append(made)
             return made
 
+    def in_graph(self) -> list[tf.Variable]:
+        """Return the variables that the accumulators made in the current graph; none in eager code."""
+        made = self._in_graph.made()
+        return [] if made is None else [each for accumulator in made for each in accumulator.variables]
+
 
 class _ByVariables:
     """A dictionary from lists of variables to accumulators.
@@ -85,6 +90,9 @@ class _ByVariables:
             if tuple(map(id, others)) == tuple(map(id, variables)):
                 return accumulator
         return None
+
+    def __iter__(self) -> Iterator[GradientAccumulator]:
+        return (accumulator for _, accumulator in self._pairs)
 
     def add(self, variables: Sequence[tf.Variable], accumulator: GradientAccumulator) -> None:
         self._pairs.append((tuple(variables), accumulator))

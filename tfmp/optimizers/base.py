@@ -11,6 +11,7 @@ from tfmp.core.settings import not_default
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
+from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
@@ -111,9 +112,10 @@ class LossScaleOptimizer(StepProperties):
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
-        """The variables of the wrapped optimizer and, for Keras, of the wrapper; a method for TF1, which returns them.
+        """The variables of the wrapped optimizer and of the wrapper.
 
-        Around a legacy optimizer it is a method too, which returns the wrapped optimizer's variables alone.
+        For TF1 it is a method, which in eager code returns the wrapped optimizer's variables alone. Around a legacy
+        optimizer it is a method too, which always returns these alone.
         """
         name: Any
         """For Keras, but not for legacy optimizers: the name of the optimizer."""
@@ -426,6 +428,23 @@ def validated_aggregation_dtype(
             "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
         )
     return tf.float16
+
+
+def state_in_graph(
+    manager: LossScaleManager, accumulators: Accumulators, spike_detector: SpikeDetector | None
+) -> list[tf.Variable]:
+    """Return the variables of the current graph that hold a wrapper's state, and that an initializer must initialize.
+
+    In eager code there are none. Those of a manager that a user wrote are its attributes.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return []
+    states = [manager._state_to_save(), *([] if spike_detector is None else spike_detector.states)]
+    of_states = [variable for state in states if state is not None for variable in state.in_graph()]
+    initialized = {id(variable) for variable in tf.compat.v1.global_variables()}
+    found = {id(variable): variable for variable in [*of_states, *manager.variables, *accumulators.in_graph()]}
+    return [variable for key, variable in found.items() if key in initialized]
 
 
 def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:

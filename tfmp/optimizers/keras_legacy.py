@@ -17,9 +17,10 @@ from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.keras.internals import class_of_legacy_wrappers, initialize_with_session
 from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.optimizers.accumulators import Accumulators
-from tfmp.optimizers.base import optimizer_of, settings_to_show, validated_aggregation_dtype
+from tfmp.optimizers.base import optimizer_of, settings_to_show, state_in_graph, validated_aggregation_dtype
 from tfmp.optimizers.keras.arguments import (
     manager_of_keras,
     parts_of_config,
@@ -31,6 +32,9 @@ from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.methods import MethodsOfKeras, OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import ScaleOfKeras, manager_from_keras2
 from tfmp.types import Gradient, Gradients, Loss
+
+#: The methods by which classes of Keras decide what attributes an object has.
+_ATTRIBUTES = ("__getattribute__", "__setattr__", "__dir__")
 
 _GradsAndVars = Iterable[tuple[Gradient, tf.Variable]]
 
@@ -52,9 +56,7 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
 
-    # Keras' own wrapper reads this private attribute, and refuses to wrap an optimizer where it is true.
-    _is_wrapped_by_loss_scale_optimizer = True
-    # Keras reads this private attribute too: `apply_gradients` has the argument `experimental_aggregate_gradients`.
+    # Keras reads this private attribute: `apply_gradients` has the argument `experimental_aggregate_gradients`.
     _HAS_AGGREGATE_GRAD = True
     # This comes from TensorFlow.
     _track_trackable: Callable[..., Any]
@@ -296,6 +298,10 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         done = self._step(adapter, grads, facts, are_scaled=are_scaled)
+        # Where Keras trains in a graph, it initializes the variables that it made, and those that it is told of.
+        initialize_with_session(
+            self._keras, state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
+        )
         return self.iterations if tf.executing_eagerly() else done
 
     def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
@@ -367,11 +373,12 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
 def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerLegacy]:
     """Make the front-end for the legacy optimizers of a package that Keras 2 comes in, and register it there."""
     register_own_classes(keras)
-    bases = (
-        LossScaleOptimizerLegacy,
-        tf.__internal__.tracking.DelegatingTrackableMixin,
-        keras.optimizers.legacy.Optimizer,
-        keras.mixed_precision.LossScaleOptimizer,
+    # Where Keras trains in a graph, it wraps every optimizer that is not of its own wrapper's class. That class has
+    # attributes for the optimizer that its own constructor wraps, so those of any legacy optimizer take their place.
+    of_any = {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
+    front_end = type(keras.mixed_precision.LossScaleOptimizer)(
+        name,
+        (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras)),
+        {"__module__": module, "_keras": keras, **of_any},
     )
-    front_end = type(keras.mixed_precision.LossScaleOptimizer)(name, bases, {"__module__": module, "_keras": keras})
     return keras.saving.register_keras_serializable(package="tfmp", name="LegacyLossScaleOptimizer")(front_end)

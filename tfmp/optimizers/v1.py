@@ -32,6 +32,7 @@ from tfmp.optimizers.base import (
     optimizer_of,
     refuse_wrapped,
     settings_to_show,
+    state_in_graph,
     validated_aggregation_dtype,
 )
 from tfmp.types import Gradient, Gradients, Loss
@@ -314,8 +315,13 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         return self._opt.get_slot_names()
 
     def variables(self) -> list[tf.Variable]:
-        """Return the variables of the wrapped optimizer."""
-        return self._opt.variables()
+        """Return the variables of the wrapped optimizer; in a graph, also those of the loss scale and of the wrapper.
+
+        So `tf.compat.v1.variables_initializer(opt.variables())` initializes all that a step needs, and so does Keras
+        where it trains in a graph.
+        """
+        own = state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
+        return [*self._opt.variables(), *own]
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
         # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two

@@ -250,6 +250,23 @@ def test_optimizer_of_keras3_tells_of_the_variables_that_it_trains(keras: Module
     assert [internals.decays(optimizer, each) for each in variables] == [True, False]
 
 
+@for_every_keras("keras2", "tf_keras")
+def test_wrappers_of_legacy_optimizers_are_of_their_class(keras: ModuleType) -> None:
+    wrapper = internals.class_of_legacy_wrappers(keras)
+    assert type(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.SGD())) is wrapper
+
+
+@pytest.mark.graph
+@for_every_keras("keras2", "tf_keras")
+def test_session_of_keras2_initializes_variables_that_it_is_told_of(
+    keras: ModuleType, session: tf.compat.v1.Session
+) -> None:
+    told, other = tf.compat.v1.Variable(8.0), tf.compat.v1.Variable(8.0)
+    internals.initialize_with_session(keras, [told])
+    assert keras.backend.get_value(told) == 8
+    assert session.run(tf.compat.v1.report_uninitialized_variables([told, other])).tolist() == [other.op.name.encode()]
+
+
 @for_every_keras()
 def test_variable_that_an_optimizer_was_not_built_with_is_refused_by_keras_own_error(keras: ModuleType) -> None:
     optimizer = keras.optimizers.SGD(0.5)

@@ -43,6 +43,12 @@ class OncePerGraph(Generic[Kept]):
                 kept[:] = [self._make()]
             return kept[0]
 
+    def made(self) -> Kept | None:
+        """Return the current graph's object if it was made; None if it was not, and in eager code."""
+        with tf.init_scope():
+            kept = [] if tf.executing_eagerly() else _kept_in_graph(self)
+            return kept[0] if kept else None
+
     def read(self) -> Kept:
         """Return the graph's object at the top level of a graph; under control dependencies or conditionals, a new one.
 

@@ -76,6 +76,11 @@ class StateVariables(tf.Module, Generic[State]):
                 self.values = _outside_of_functions(lambda: self._make(_add_eager_variable, self._initial))
             return self.values
 
+    def in_graph(self) -> list[tf.Variable]:
+        """Return the variables that were made in the current graph; none in eager code."""
+        made = self._in_graph.made()
+        return [] if made is None else list(made.variables)
+
     def read(self) -> State:
         """Return the state as tensors.
 

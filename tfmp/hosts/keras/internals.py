@@ -9,7 +9,7 @@ No Keras is imported here: most functions take the package that an object is of.
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -357,3 +357,22 @@ def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
         view_of(optimizer, _iterations=iterations) as view,
     ):
         yield view
+
+
+def class_of_legacy_wrappers(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return the class of Keras' own wrapper around legacy optimizers.
+
+    `LossScaleOptimizer` in `keras.src.mixed_precision` of Keras 2. The public class of this name is its base.
+    """
+    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.loss_scale_optimizer")
+    return module.LossScaleOptimizer
+
+
+def initialize_with_session(keras: ModuleType, variables: Iterable[tf.Variable]) -> None:
+    """Let the session in which Keras 2 trains initialize variables of its graph.
+
+    `keras.__internal__.backend.track_variable` of Keras 2. In public, a script initializes variables itself, and Keras
+    initializes those that it made.
+    """
+    for variable in variables:
+        keras.__internal__.backend.track_variable(variable)
