@@ -186,7 +186,7 @@ def test_a_file_that_mixes_tabs_and_spaces_is_named_with_the_line(capsys: pytest
 
 
 def test_what_is_not_python_3_and_does_not_concern_tensorflow_is_nobodys_task() -> None:
-    _write(a="print 'x'\n", b="def f(:\n")
+    _write(a="print 'x'\n", b="def f(:\n", c="import time\nprint 'x', time.clock()\n")
     assert command.main(["."]) == 0
 
 

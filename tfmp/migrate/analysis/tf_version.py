@@ -178,6 +178,14 @@ def is_checked_for(script: Script, node: cst.CSTNode) -> bool:
     return any(_LOOKS.search(script.code(test)) for test in conditions)
 
 
+def is_expected(script: Script, node: cst.CSTNode) -> bool:
+    """Tell whether the script sets the name itself, or handles its absence."""
+    if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
+        return True
+    tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))
+    return tried or is_checked_for(script, node)
+
+
 def is_run(script: Script) -> bool:
     """Tell whether a script is run as a program, and not only imported.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tfmp.migrate.analysis.project_role import ProjectRole, project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits import import_edits, results
-from tfmp.migrate.rules import RULES
+from tfmp.migrate.rules import RULES, removed_names
 from tfmp.migrate.tables.api_names import Standing, standing
 from tfmp.migrate.tables.contrib_successors import is_package
 
@@ -79,7 +79,7 @@ def rewrite(
         >>> [(change.rule, change.line) for change in done.changes]
         [('R2', 2), ('R2', 2)]
     """
-    if not concerns(text):
+    if not concerns(text) and not (removed_names.is_mentioned_in(text) and _compiles(text)):
         return Rewritten(text, (), ())
     if text.count(",") > _MOST_COMMAS:
         raise RewritingError(

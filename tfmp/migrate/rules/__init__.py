@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Result
-from tfmp.migrate.rules import misuse
+from tfmp.migrate.rules import misuse, removed_names
 from tfmp.migrate.rules.contrib import mixed_precision, other_contrib
 from tfmp.migrate.rules.loss_scaling import advised_names, graph_rewrite, keras_experimental, manual_loss_scaling
 from tfmp.migrate.rules.npu import npu_bridge
@@ -37,4 +37,5 @@ RULES: tuple[Rule, ...] = (
     unknown_names.report,
     without_estimator.rewrite,
     half_range.report,
+    removed_names.rewrite,
 )

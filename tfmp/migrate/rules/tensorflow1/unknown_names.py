@@ -11,6 +11,7 @@ from tfmp.migrate.analysis.tf_version import (
     TfVersion,
     detect_version,
     is_checked_for,
+    is_expected,
     is_explicit_v1,
     is_guarded,
     name_in_tensorflow,
@@ -33,7 +34,7 @@ def report(script: Script) -> Iterator[Result]:
     places: list[tuple[str, int]] = []
     guarded = {one.name for one in script.imports if _is_guarded(script, one)}
     for use in script.uses:
-        if use.root not in guarded and not _is_expected(script, use.node):
+        if use.root not in guarded and not is_expected(script, use.node):
             places.append((_of_use(script, use), script.line(use.node)))
     for one in script.imports:
         if not _is_guarded(script, one):
@@ -107,11 +108,3 @@ def _is_checked(name: str) -> bool:
 
 def _is_guarded(script: Script, one: Imported) -> bool:
     return is_guarded(script, one.node) or is_checked_for(script, one.node)
-
-
-def _is_expected(script: Script, node: cst.CSTNode) -> bool:
-    """Tell whether the script sets the name itself, or handles its absence."""
-    if isinstance(script.parent(node), cst.AssignTarget | cst.Del):
-        return True
-    tried = any(isinstance(above, cst.Try) and bool(above.handlers) for above in script.ancestors(node))
-    return tried or is_checked_for(script, node)
