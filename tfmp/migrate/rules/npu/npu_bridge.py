@@ -81,7 +81,12 @@ def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Seque
 
 
 def _removed(script: Script, node: cst.Import | cst.ImportFrom, unused: Sequence[str]) -> Iterator[Result]:
-    """Remove names from an import, or the import if it has no others; nothing if that needs a person."""
+    """Remove names from an import, or the import if it has no others; nothing if that needs a person.
+
+    A file with `__all__`, or with nothing but imports, may import names for other files.
+    """
+    if "__all__" in script.scopes.words or not script.nodes(cst.Assign, cst.Call, cst.FunctionDef, cst.ClassDef):
+        return
     if not isinstance(node.names, cst.ImportStar) and len(unused) == len(node.names):
         yield from without_statement(script, node, RULE)
     elif isinstance(node, cst.ImportFrom) and unused:
@@ -92,7 +97,7 @@ def _stars(script: Script, nodes: Sequence[cst.CSTNode]) -> Iterator[Result]:
     """Import the names one by one if all of them are known, and report the star imports otherwise."""
     free = {name: lines for name, lines in script.unbound_names.items() if nodes and name not in _OF_PYTHON2}
     ours = [name for name in free if target(f"{STAR}.{name}") is not None]
-    known = frozenset(ours).union(*script.star_names.values())
+    known = {*ours, *(name for raw, names in script.star_names.items() if not _is_of_bridge(raw) for name in names)}
     left = {name: lines for name, lines in free.items() if name not in known}
     for node in nodes:
         start, end = script.span(node)
