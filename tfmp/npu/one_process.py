@@ -25,7 +25,7 @@ def require_one_process(instead: str) -> None:
         raise RuntimeError(
             f"RANK_SIZE is {size!r}: the script expects the NPU bridge to connect as many processes, and tfmp.npu has "
             "names for one process only. To train in one process, set the environment variable RANK_SIZE to 1. To "
-            f"train in several, `import horovod.tensorflow as hvd` and use {instead}."
+            f"train in several, `import horovod.tensorflow as hvd`, and in place of this name use {instead}."
         )
 
 
@@ -76,8 +76,6 @@ def close_session(sess: tf.compat.v1.Session) -> None:
 def npu_distributed_optimizer_wrapper(optimizer: _Optimizer) -> _Optimizer:
     """Return the optimizer itself, since one process has no gradients to average.
 
-    `NPUDistributedOptimizer`, `npu_tf_optimizer`, `KerasDistributeOptimizer` and `npu_keras_optimizer` are the same.
-
     Examples:
         >>> optimizer = tf.compat.v1.train.AdamOptimizer(1e-3)
         >>> npu_distributed_optimizer_wrapper(optimizer) is optimizer
@@ -88,7 +86,9 @@ def npu_distributed_optimizer_wrapper(optimizer: _Optimizer) -> _Optimizer:
 
 
 NPUDistributedOptimizer = npu_tf_optimizer = npu_distributed_optimizer_wrapper
+"""The same as `npu_distributed_optimizer_wrapper`."""
 KerasDistributeOptimizer = npu_keras_optimizer = npu_distributed_optimizer_wrapper
+"""The same as `npu_distributed_optimizer_wrapper`."""
 
 
 def npu_hooks_append(hooks_list: Sequence[Any] = ()) -> list[Any]:
@@ -109,29 +109,23 @@ def npu_callbacks_append(callbacks_list: Sequence[Any] = ()) -> list[Any]:
 
 
 def get_rank_size(group: str = "") -> int:
-    """Return 1, the number of processes. `get_local_rank_size` and `get_npu_rank_size` are this function."""
+    """Return 1, the number of processes."""
     del group
     require_one_process("hvd.size(), or hvd.local_size() for those of this machine")
     return 1
 
 
 def get_rank_id(group: str = "") -> int:
-    """Return 0, the number of this process.
-
-    `get_local_rank_id`, `get_npu_rank_id` and `get_npu_local_rank_id` are this function.
-    """
+    """Return 0, the number of this process."""
     del group
     require_one_process("hvd.rank(), or hvd.local_rank() for the number on this machine")
     return 0
 
 
 get_local_rank_size = get_npu_rank_size = get_rank_size
+"""The same as `get_rank_size`."""
 get_local_rank_id = get_npu_rank_id = get_npu_local_rank_id = get_rank_id
+"""The same as `get_rank_id`."""
 
 ops_adapter = SimpleNamespace(size=get_rank_size, rank=get_rank_id)
-"""A module of Huawei's MoXing with the functions `size` and `rank`, which the bridge's manual uses.
-
-Examples:
-    >>> ops_adapter.size(), ops_adapter.rank()
-    (1, 0)
-"""
+"""A module of Huawei's MoXing with the functions `size` and `rank`, which the bridge's manual uses."""
