@@ -1,5 +1,6 @@
 """The bridge's names for devices and processes do nothing in one process, and refuse to stand for several."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -84,6 +85,15 @@ def test_configuration_of_a_session_stays_the_users() -> None:
     # TensorFlow leaves out a graph pass that it does not know.
     with tf.compat.v1.Session(config=config) as session:
         assert session.run(tf.constant(2) + tf.constant(3)) == 5
+
+
+def test_operations_are_those_of_tensorflow(session: tf.compat.v1.Session) -> None:
+    values = tf.constant([-1.0, 0.0, 2.0])
+    by_tanh = 0.5 * values * (1.0 + tf.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3)))
+    assert session.run(tfmp.npu.npu_unary_ops.gelu(values)).tolist() == pytest.approx(session.run(by_tanh).tolist())
+    kept = session.run(tfmp.npu.npu_ops.dropout(tf.ones([1000]), 0.25, seed=1))
+    assert set(kept.tolist()) == {0.0, 4.0}
+    assert session.run([tfmp.npu.npu_ops.initialize_system(), tfmp.npu.npu_ops.shutdown_system()]) == [None, None]
 
 
 def test_empty_hook_is_a_hook_that_does_nothing() -> None:

@@ -26,7 +26,9 @@ from tfmp.npu.one_process import npu_config_proto as npu_config_proto
 from tfmp.npu.one_process import npu_distributed_optimizer_wrapper as npu_distributed_optimizer_wrapper
 from tfmp.npu.one_process import npu_hooks_append as npu_hooks_append
 from tfmp.npu.one_process import npu_keras_optimizer as npu_keras_optimizer
+from tfmp.npu.one_process import npu_ops as npu_ops
 from tfmp.npu.one_process import npu_tf_optimizer as npu_tf_optimizer
+from tfmp.npu.one_process import npu_unary_ops as npu_unary_ops
 from tfmp.npu.one_process import ops_adapter as ops_adapter
 from tfmp.npu.one_process import set_keras_session_npu_config as set_keras_session_npu_config
 from tfmp.npu.one_process import shutdown_resource as shutdown_resource

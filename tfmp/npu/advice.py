@@ -47,10 +47,9 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "leave it out: Horovod fuses gradients by itself",
         ),
         # Operations
-        "npu_ops": "use tf.compat.v1.nn.dropout for its dropout, and leave out initialize_system and shutdown_system",
         "npu_dropout": "use tf.compat.v1.nn.dropout",
         "npu_convert_dropout": "leave it out: tf.compat.v1.nn.dropout works as it stands",
-        **dict.fromkeys(("npu_unary_ops", "npu_aicore_ops"), "use tf.nn.gelu of TensorFlow 2 for its gelu"),
+        "npu_aicore_ops": "use npu_unary_ops.gelu of tfmp.npu for its gelu",
         **dict.fromkeys(
             ("DynamicRNN", "DynamicGRUV2", "DynamicAUGRU", "npu_dynamic_rnn"),
             "use tf.compat.v1.nn.dynamic_rnn with a cell and time_major=True",

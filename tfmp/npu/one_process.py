@@ -1,10 +1,11 @@
-"""Names of the NPU bridge that set up devices and processes, for a script that trains in one process on CPU or GPU.
+"""Names of the NPU bridge for devices, processes and operations, for a script that trains in one process on CPU or GPU.
 
 Each returns its argument, or what a single process has. The environment variable RANK_SIZE tells the bridge how many
 processes train together. If RANK_SIZE is greater than 1, these names raise a RuntimeError, because tfmp leaves several
 processes to Horovod.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -129,3 +130,9 @@ get_local_rank_id = get_npu_rank_id = get_npu_local_rank_id = get_rank_id
 
 ops_adapter = SimpleNamespace(size=get_rank_size, rank=get_rank_id)
 """A module of Huawei's MoXing with the functions `size` and `rank`, which the bridge's manual uses."""
+
+npu_ops = SimpleNamespace(dropout=tf.compat.v1.nn.dropout, initialize_system=tf.no_op, shutdown_system=tf.no_op)
+"""TensorFlow 1's `dropout`, and two ops that do nothing. The other operations of the NPU are not here."""
+
+npu_unary_ops = SimpleNamespace(gelu=functools.partial(tf.nn.gelu, approximate=True))
+"""`gelu` by tanh, as the bridge's manual defines it."""

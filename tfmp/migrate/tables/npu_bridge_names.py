@@ -8,6 +8,12 @@ from tfmp import npu
 from tfmp.npu.advice import ADVICE
 
 STAR = "npu_bridge.npu_init"
+#: The names that `tfmp.npu` has of modules of the bridge.
+MEMBERS = {
+    "npu_ops": ("dropout", "initialize_system", "shutdown_system"),
+    "npu_unary_ops": ("gelu",),
+    "ops_adapter": ("size", "rank"),
+}
 
 _PROTOBUF = "tensorflow.core.protobuf"
 # Names that `npu_bridge.npu_init` takes from other modules, with these modules; empty for a top-level module.
@@ -59,7 +65,7 @@ def target(name: str) -> str | None:
     The module is empty if `import name` imports the name.
 
     Examples:
-        >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_ops")
+        >>> target("npu_bridge.npu_init.NPULossScaleOptimizer"), target("npu_bridge.npu_init.npu_rnn")
         ('tfmp.npu', None)
     """
     module, _, word = name.rpartition(".")

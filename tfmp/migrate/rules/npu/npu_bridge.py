@@ -9,7 +9,7 @@ from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_guarded
 from tfmp.migrate.edits.import_edits import without_statement
 from tfmp.migrate.edits.results import Edit, Finding, Level, MovedNames, Result
-from tfmp.migrate.tables.npu_bridge_names import STAR, advised, import_lines, in_lines, is_of_bridge, target
+from tfmp.migrate.tables.npu_bridge_names import MEMBERS, STAR, advised, import_lines, in_lines, is_of_bridge, target
 
 RULE = "R5"
 _STAR_RULE = "R5*"
@@ -41,6 +41,8 @@ _ALONE = (
     "horovod.tensorflow before the optimizer is constructed."
 )
 
+_NO_MEMBER = "tfmp.npu does not have this function of the NPU bridge. Write it with functions of TensorFlow."
+
 
 def rewrite(script: Script) -> Iterator[Result]:
     """Import the names that tfmp.npu has from it, remove imports that nothing uses, and report the other names."""
@@ -54,6 +56,7 @@ def rewrite(script: Script) -> Iterator[Result]:
         elif node not in stars:
             yield from _replaced(script, node, [one for one in imports if one.node is node])
     yield from _arguments(script, has_stars=bool(stars))
+    yield from _members(script, has_stars=bool(stars))
 
 
 def _is_of_bridge(name: str) -> bool:
@@ -67,7 +70,7 @@ def _replaced(script: Script, node: cst.Import | cst.ImportFrom, imported: Seque
         module, word = target(one.name), one.name.rpartition(".")[2]
         if module and isinstance(node, cst.ImportFrom):
             yield MovedNames(RULE, node, {word: (module, word)})
-        elif module and one.alias is not None and one.alias.asname is not None:
+        elif module and word not in MEMBERS and one.alias is not None and one.alias.asname is not None:
             yield Edit(RULE, *script.span(one.alias.name), f"{module}.{word}")
         else:
             shown = one.raw if isinstance(node, cst.Import) else word
@@ -141,3 +144,16 @@ def _may_have_processes(script: Script, call: cst.Call) -> bool:
     branches = (above for above in script.ancestors(call) if isinstance(above, cst.If | cst.IfExp))
     is_conditional = any(not script.code(branch.test).startswith("__name__") for branch in branches)
     return is_conditional or any(one.name.startswith("horovod.") for one in script.imports)
+
+
+def _members(script: Script, *, has_stars: bool) -> Iterator[Finding]:
+    """Report functions that tfmp.npu does not have in a module that it has."""
+    for module, members in MEMBERS.items():
+        imports = [one for one in script.imports if one.name.endswith(f".{module}") and one.module == one.raw]
+        ours = [one for one in imports if one.name.startswith("tfmp.npu.") or _is_of_bridge(one.name)]
+        words = {one.bound for one in ours if not is_guarded(script, one.node)}
+        words |= {module} if has_stars and module in script.unbound_names else set()
+        for root in (root for word in sorted(words) for root in script.scopes.words.get(word, ())):
+            name = dotted(script.whole_name(root))
+            if script.is_use(root) and "." in name and name.split(".")[1] not in members:
+                yield Finding(RULE, script.line(root), Level.FAILS, _NO_MEMBER, f"It is {name}.")
