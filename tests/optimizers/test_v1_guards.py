@@ -81,6 +81,44 @@ def test_script_that_scales_its_loss_is_not_warned(
     assert not _warnings(caplog)
 
 
+_MANAGERS = [tfmp.FixedLossScaleManager, lambda scale: tfmp.ExponentialUpdateLossScaleManager(scale, 1000)]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("manager_of", _MANAGERS, ids=["fixed", "exponential"])
+@pytest.mark.parametrize(
+    "unscale",
+    [
+        lambda grad, scale: grad / scale,
+        lambda grad, scale: tf.clip_by_global_norm([grad * tf.cast(1.0 / scale, grad.dtype)], 10.0)[0][0],
+    ],
+    ids=["divided", "multiplied and clipped"],
+)
+def test_script_that_scales_by_hand_with_the_managers_scale_is_not_warned(
+    caplog: pytest.LogCaptureFixture,
+    manager_of: Callable[[float], tfmp.LossScaleManager],
+    unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        manager = manager_of(8)
+        w, opt, scale = _variable(), tfmp.LossScaleOptimizer(_INNER(0.5), manager), manager.get_loss_scale()
+        (grad,) = tf.gradients(tf.reduce_sum(w) * scale, [w])
+        step = opt.apply_gradients([(unscale(grad, scale), w)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        assert session.run(w).tolist() == [0.5, 1.5]
+    assert not _warnings(caplog)
+
+
+@pytest.mark.graph
+def test_script_that_does_not_divide_by_the_managers_scale_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default():
+        w, opt = _variable(), _wrap()
+        (grad,) = tf.gradients(tf.reduce_sum(w) * opt.loss_scale, [w])
+        opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+    assert len(_warnings(caplog)) == 1
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_eager_code_is_warned_about_a_tape_but_not_about_minimize(
     caplog: pytest.LogCaptureFixture, compiled: bool

@@ -1,7 +1,7 @@
 """Finds the ops of a graph that an op depends on."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -9,16 +9,24 @@ import tensorflow as tf
 _MOST_OPS = 50_000
 
 
-def ancestors(ops: Iterable[tf.Operation], *, along_control: bool = False) -> Iterator[tf.Operation]:
+def ancestors(
+    ops: Iterable[tf.Operation],
+    *,
+    along_control: bool = False,
+    ends_at: Callable[[tf.Operation], bool] = lambda op: False,
+) -> Iterator[tf.Operation]:
     """Yield ops of a graph and all ops of that graph that they depend on, those nearest to the given ones first.
 
-    Control inputs are followed only if `along_control` is True.
+    Control inputs are followed only if `along_control` is True. The inputs of an op that the search `ends_at` are not
+    followed.
     """
     queue = deque(dict.fromkeys(ops))
     seen = set(queue)
     while queue:
         op = queue.popleft()
         yield op
+        if ends_at(op):
+            continue
         inputs = [*(tensor.op for tensor in op.inputs), *(op.control_inputs if along_control else ())]
         new = dict.fromkeys(each for each in inputs if each not in seen)
         seen.update(new)

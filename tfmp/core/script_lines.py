@@ -19,6 +19,8 @@ from tfmp.core.tensorflow_internals import GENERATED_FILE
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
 #: The names of the directories that packages are installed in.
 _INSTALLED = {"site-packages", "dist-packages"}
+#: The files with the method `get_loss_scale` of this package's managers.
+_MANAGERS = tuple(os.path.join("tfmp", "core", "managers", name) for name in ("fixed.py", "stateful.py"))
 #: The largest number of ops that `gradient_op` visits. Clipping adds only a few ops per gradient.
 _MOST_OPS = 2000
 
@@ -112,10 +114,20 @@ def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
     """
     # The first is the one closest to the gradients.
     for op in itertools.islice(ancestors(ops_of(grads)), _MOST_OPS):
-        is_found = made_by_tfmp(op) or made_within(op, "gradients_impl.py")
+        is_found = made_by_tfmp(op) or _made_by_differentiation(op)
         if is_found and not made_by_clipping(op):
             return op
     return None
+
+
+def unscaled_by_hand(grads: Iterable[Any]) -> bool:
+    """Return whether the script computed the gradients from those of `tf.gradients` and a manager's loss scale."""
+    after = ancestors(ops_of(grads), ends_at=_made_by_differentiation)
+    return any(made_within(op, *_MANAGERS) for op in itertools.islice(after, _MOST_OPS))
+
+
+def _made_by_differentiation(op: tf.Operation) -> bool:
+    return made_within(op, "gradients_impl.py")
 
 
 def _frames() -> Iterator[FrameType]:

@@ -277,8 +277,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             return
         self._origin_known = True
         op = script_lines.gradient_op(grads)
-        if op is not None and script_lines.made_by_tfmp(op):
-            # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers.
+        if (op is not None and script_lines.made_by_tfmp(op)) or script_lines.unscaled_by_hand(grads):
+            # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers. Or
+            # the script multiplies its loss by `manager.get_loss_scale()`, and divides the gradients by it.
             return
         line = script_lines.line_of_gradients(grads if op is None else op.outputs)
         _logger.warning(
