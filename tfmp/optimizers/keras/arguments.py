@@ -143,6 +143,7 @@ def _refuse_number(loss_scale_manager: object) -> None:
     """
     if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
         return
+    settings.refuse_class("loss_scale_manager", loss_scale_manager)
     message = (
         'loss_scale_manager must be a tfmp.LossScaleManager, a name such as "dynamic", or a dict, got '
         f"{loss_scale_manager!r}"
