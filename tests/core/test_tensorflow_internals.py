@@ -17,6 +17,7 @@ from tfmp.core.tensorflow_internals import (
     converted_as_here,
     global_random_generator,
     gradients_may_be_recorded,
+    is_branch,
     is_stateful,
     is_unfinished_branch,
     is_watched,
@@ -287,6 +288,7 @@ def test_branch_is_unfinished_until_its_conditional_is_built(conditional: str) -
         build()
         found.append(list(map(is_unfinished_branch, graphs)))
         build()
+        assert list(map(is_branch, graphs)) == [False, True, True, True, True]
 
     trace(tf.constant(1))
     assert found == [

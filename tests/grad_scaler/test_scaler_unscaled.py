@@ -251,6 +251,34 @@ def test_step_after_a_conditional_that_unscales_knows_the_scaled_gradients_only(
         training.run(with_result, True, True)
 
 
+@pytest.mark.parametrize("passed", ["arguments", "results of a clip"])
+def test_arguments_of_an_inner_function_are_not_guessed_to_be_unscaled(passed: str) -> None:
+    training = _Training()
+
+    @tf.function
+    def apply(*grads: tf.Tensor) -> None:
+        training.step(list(grads) if passed == "arguments" else tf.clip_by_global_norm(grads, 0.1)[0])
+
+    def iterate(factor: tf.Tensor) -> None:
+        grads = training.scaled(factor)
+        training.unscale(grads)
+        apply(*grads)
+
+    with pytest.raises(RuntimeError, match=r"outside of the tf.function that step is called in"):
+        training.run(iterate, True, 3.0)
+
+
+def test_inner_function_knows_the_gradients_that_are_not_its_arguments() -> None:
+    training = _Training()
+
+    def iterate(factor: tf.Tensor) -> None:
+        grads = training.scaled(factor)
+        clipped, _ = tf.clip_by_global_norm(training.unscale(grads[:1]), 0.1)
+        tf.function(lambda: training.step([*clipped, *grads[1:]]))()
+
+    assert training.run(iterate, True, 3.0) == (0.95, 0.5, 1024, 0)
+
+
 def test_disabled_scaler_passes_on_what_it_is_given() -> None:
     weights, optimizer, scaler = [tf.Variable(1.0), tf.Variable(2.0)], _sgd(), tfmp.GradScaler(enabled=False)
     for _ in range(2):

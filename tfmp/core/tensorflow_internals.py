@@ -122,14 +122,21 @@ def number_of_tensor(tensor: Any) -> int | None:  # noqa: ANN401 - of any type
     return int(tensor._id) if isinstance(tensor, tf.Tensor) else None
 
 
+def is_branch(graph: tf.Graph) -> bool:
+    """Return whether a graph is a branch of a conditional.
+
+    `CondBranchFuncGraph` of TensorFlow 2.15 to 2.21. Nothing public tells a branch from another function.
+    """
+    return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
+
+
 def is_unfinished_branch(graph: tf.Graph) -> bool:
     """Return whether a graph is a branch of a conditional that is still being built, or whose building has failed.
 
-    `CondBranchFuncGraph` of TensorFlow 2.15 to 2.21, the class of graphs of branches, and `FuncGraph.outer_graph`: when
-    all branches are built, the graph around them gets an op that calls them by their names. Nothing public tells a
-    branch from another function.
+    `FuncGraph.outer_graph` of TensorFlow 2.15 to 2.21. When all branches are built, the graph around them gets an op
+    that calls them by their names.
     """
-    if not isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph):
+    if not is_branch(graph):
         return False
     conditionals = [op for op in graph.outer_graph.get_operations() if op.type in _CONDITIONALS]
     called = [attribute for op in conditionals for attribute in op.node_def.attr.values()]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfmp.core.distribute import current_replica, on_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
 from tfmp.core.overflow.results import EarlierCheck
-from tfmp.core.tensorflow_internals import control_flow_context, is_unfinished_branch
+from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.types import Done, Gradient, Gradients
 
 
@@ -126,6 +126,8 @@ class CallOrder:
         if not called:
             self._refuse_unscaled_elsewhere(optimizer, grads)
             return [], [True] * len(grads)
+        if any(self._are_arguments(each, grads) for each in called):
+            raise RuntimeError(_outside(optimizer))
         unscaled = [each.gradients for each in called]
         scaled = [_is_scaled(grad, unscaled) for grad in grads]
         if self._is_strict:
@@ -165,11 +167,19 @@ class CallOrder:
             if each.context() is not None and not each.used_by_step and not self._is_in_other_branch(each)
         ]
         if elsewhere and not all(grad is None or any(each.gradients.got(grad) for each in elsewhere) for grad in grads):
-            raise RuntimeError(
-                f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step "
-                "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
-                "ended the iteration before."
-            )
+            raise RuntimeError(_outside(optimizer))
+
+    def _are_arguments(self, unscaled: _Unscaled, grads: Gradients) -> bool:
+        """Return True if gradients may be arguments of a function within the one that `unscale` was called in.
+
+        A trace does not know what the arguments will be. Branches of a conditional have none.
+        """
+        contexts = list(self._enclosing_contexts())
+        inner = contexts[: next(index for index, each in enumerate(contexts) if unscaled.is_in([each]))]
+        if all(isinstance(each, tf.Graph) and is_branch(each) for each in inner):
+            return False
+        values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+        return any(getattr(each, "graph", None) is graph for each in values for graph in inner)
 
     def _is_in_other_branch(self, unscaled: _Unscaled) -> bool:
         """Return True if a call is in another branch of a conditional that is being built around the current code."""
@@ -283,6 +293,14 @@ class CallOrder:
 
 #: Where a call is made: the graph that is being built, or for eager code the `CallOrder` object itself.
 _Context: TypeAlias = tf.Graph | CallOrder
+
+
+def _outside(optimizer: object) -> str:
+    return (
+        f"unscale was called for this optimizer ({_name(optimizer)}) outside of the tf.function that step is called "
+        "in: call both in the same function, or both eagerly; call abandon() first if an exception ended the iteration "
+        "before."
+    )
 
 
 def _is_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
