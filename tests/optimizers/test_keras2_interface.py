@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -145,3 +147,38 @@ def test_fit_uses_the_wrapper_as_it_is(keras: ModuleType, wrapper: _Wrapper) -> 
     model.fit(np.ones([4, 1]), np.ones([4, 1]), batch_size=1, verbose=0)
     assert model.optimizer is opt
     assert model.get_weights()[0].item() == -2
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
+@for_every_keras2
+def test_wrapped_optimizer_has_the_private_name_that_public_code_reads(
+    keras: ModuleType, wrapper: _Wrapper, legacy: bool
+) -> None:
+    inner = (keras.optimizers.legacy if legacy else keras.optimizers).SGD(0.5)
+    opt = wrapper(inner)
+    assert opt._optimizer is inner
+    assert opt._optimizer is opt.inner_optimizer
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
+@for_every_keras2
+def test_private_name_of_the_wrapped_optimizer_is_in_no_file(keras: ModuleType, legacy: bool, tmp_path: Path) -> None:
+    inner = (keras.optimizers.legacy if legacy else keras.optimizers).SGD(0.5)
+    model = linear_model(keras, tfmp.LossScaleOptimizer(inner, initial_scale=8))
+    model.fit(np.ones([4, 1]), np.ones([4, 1]), verbose=0)
+    path = tf.train.Checkpoint(opt=model.optimizer).save(tmp_path / "checkpoint")
+    names = {name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name, _ in tf.train.list_variables(path)}
+    if legacy:
+        of_inner = ["iter", "learning_rate", "decay", "momentum"]
+        of_wrapper = ["loss_scale/current_loss_scale", "loss_scale/good_steps"]
+        of_wrapper += [f"loss_scale_manager/state/values/{name}" for name in ("loss_scale", "good_steps", "bad_steps")]
+    else:
+        of_inner = ["_iterations", "_learning_rate", "_variables/1"]
+        of_wrapper = [f"_variables/state_{index}" for index in range(8)]
+    assert names - {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter"} == {f"opt/{key}" for key in of_inner + of_wrapper}
+    model.save_weights(tmp_path / "model.weights.h5")
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        groups = [] if legacy else ["_loss_scale_state", "inner_optimizer", "vars"]
+        assert sorted(file.get("optimizer", ())) == groups
+    with pytest.raises(AttributeError, match="setter"):
+        model.optimizer._optimizer = optimizer(keras)

@@ -27,6 +27,10 @@ from tfmp.core.spikes.detector import SpikeDetector
 _logger = logging.getLogger("tfmp")
 
 
+#: The attributes by which Keras' walk comes to the optimizer that is wrapped, or to those within it.
+_NAMES_OF_INNER = {"inner_optimizer", "_inner_optimizer", "_optimizer", "optimizers"}
+
+
 class SavedAsInner:
     """The methods of a Keras front-end that Keras' files call."""
 
@@ -75,7 +79,7 @@ class SavedAsInner:
         names = list(super().__dir__())
         if self._inner_is_loaded:
             self._inner_is_loaded = False
-            return [name for name in names if name not in {"inner_optimizer", "_inner_optimizer", "optimizers"}]
+            return [name for name in names if name not in _NAMES_OF_INNER]
         return names
 
 

@@ -150,6 +150,11 @@ class OfInnerOptimizer:
         return self._inner_optimizer
 
     @property
+    def _optimizer(self) -> Any:  # noqa: ANN401 - of either package
+        # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
+        return self._inner_optimizer
+
+    @property
     def iterations(self) -> tf.Variable:
         """The inner optimizer's count of steps, which can be set, for example to the global step.
 
