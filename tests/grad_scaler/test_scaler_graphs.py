@@ -184,3 +184,24 @@ def test_update_runs_what_a_step_found(value: float, session: tf1.Session) -> No
     session.run(update)
     found = session.run([weight, scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps])
     assert found == ([-1, 8, 1, 0] if math.isfinite(value) else [0, 4, 0, 1])
+
+
+@pytest.mark.parametrize("num_unscaled", [1, 2])
+@pytest.mark.parametrize("clips", [True, False], ids=["clipped", "thrown away"])
+def test_gradients_that_are_still_scaled_are_unscaled_by_the_step(
+    session: tf1.Session, clips: bool, num_unscaled: int
+) -> None:
+    factor = tf1.placeholder(tf.float32, [])
+    weights = [tf1.get_variable("first", initializer=1.0), tf1.get_variable("second", initializer=2.0)]
+    scaler, optimizer = tfmp.GradScaler(1024), tf1.train.GradientDescentOptimizer(0.5)
+    grads = tf1.gradients(scaler.scale(weights[0] + weights[1] * factor), weights)
+    unscaled = scaler.unscale(optimizer, grads[:num_unscaled])
+    if clips:
+        grads[:num_unscaled] = [tf.clip_by_value(grad, -0.5, 0.5) for grad in unscaled]
+    scaler.step(optimizer, zip(grads, weights, strict=True))
+    update_op = scaler.update()
+    session.run(tf1.global_variables_initializer())
+    for value in (3.0, math.inf):
+        session.run(update_op, {factor: value})
+    steps = [0.25 if clips else 0.5, 0.25 if clips and num_unscaled == 2 else 1.5]
+    assert session.run([*weights, scaler.loss_scale]) == [1 - steps[0], 2 - steps[1], 512]

@@ -67,6 +67,23 @@ def _halved(grads_and_vars: Any) -> list[Any]:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @for_every_keras2
+def test_gradients_whose_unscaled_values_are_thrown_away_are_refused(keras: ModuleType, compiled: bool) -> None:
+    opt, weights = _wrap(keras.optimizers.legacy.SGD(0.125)), _weights()
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            scaled = opt.get_scaled_loss(tf.reduce_sum(weights[0]) + weights[1])
+        grads = tape.gradient(scaled, weights)
+        opt.get_unscaled_gradients(grads)
+        opt.apply_gradients(zip(grads, weights, strict=True))
+
+    with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_gradients"):
+        (tf.function(step) if compiled else step)()
+    assert [weight.numpy().tolist() for weight in weights] == [[1, -2], 0.5]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras2
 def test_skipped_step_changes_nothing_and_the_others_train_as_without_a_wrapper(
     keras: ModuleType, compiled: bool
 ) -> None:
