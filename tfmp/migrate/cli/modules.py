@@ -62,8 +62,8 @@ def paths_of(one: Import, directory: str, exists: Callable[[str], bool]) -> list
         directory = os.path.dirname(directory)
     while True:
         paths = [os.path.join(directory, *name.split(".")) for name in one.names]
-        files = (file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py")))
-        found = [file for file in files if exists(file)]
+        sought = (file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py")))
+        found = [file for file in sought if exists(file)]
         above = os.path.dirname(directory)
         if found or one.level or above == directory:
             return found
