@@ -37,7 +37,9 @@ def rewrite(script: Script) -> Iterator[Result]:
     for found in edits.values():
         yield from found
     left = [use for use, found in edits.items() if not found and not is_checked_for(script, use.node)]
-    places = [(_reported(script, use), script.line(use.node)) for use in left]
+    places = [(_failing_of_slim(script, use) or _short(use.name), script.line(use.node)) for use in left]
+    others = (use for use in script.uses if use.name.startswith("tf_slim."))
+    places += [(name, script.line(use.node)) for use in others if (name := _failing_of_slim(script, use))]
     for one in imports:
         its = [use for use in script.uses if use.root == one.name and first_word(use.node) == one.bound]
         is_done = bool(its) and all(edits.get(use, not _is_ours(use.name)) for use in its)
@@ -59,14 +61,12 @@ def _message(name: str) -> str:
     return f"{f'tf.contrib.{name}'.rstrip('.')} is not in TensorFlow 2: {told}."
 
 
-def _reported(script: Script, use: Use) -> str:
-    """Return the name by which a use is reported. A function of slim has its own where tf_slim's would fail."""
-    name = ".".join(use.name.split(".")[2:])
+def _failing_of_slim(script: Script, use: Use) -> str:
+    """Return the name of a function of slim, or of tf_slim, that fails with TensorFlow 2.15; empty for other uses."""
+    name = use.name.removeprefix("tf_").removeprefix(f"{_CONTRIB}.")
     call = script.call_of(use.node)
     keywords = {arg.keyword.value for arg in call.args if arg.keyword is not None} if call is not None else set()
-    if name == "slim.batch_norm" or (name == _TRAIN_OP and keywords & _FAILING):
-        return name
-    return _short(use.name)
+    return name if name == "slim.batch_norm" or (name == _TRAIN_OP and keywords & _FAILING) else ""
 
 
 def _hparams_methods(script: Script) -> Iterator[tuple[str, int]]:
