@@ -257,3 +257,39 @@ def test_weight_of_a_type_of_its_own_is_no_obstacle_at_the_level_it_was_made_at(
     layer(_X)
     tfmp.set_precision(layer, "O3")
     assert policy(layer) == "float16"
+
+
+def _with_added_losses(keras: ModuleType) -> Any:
+    """Return a model with a loss that a layer adds, a regularized result and regularized weights."""
+
+    class _Adding(keras.layers.Layer):  # type: ignore[misc, name-defined] # of any Keras
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(0.25 * tf.reduce_mean(x * x))
+            return x
+
+    half = keras.regularizers.L2(0.5)
+    ones = {"kernel_initializer": "ones", "use_bias": False}
+    body = keras.layers.Dense(2, kernel_regularizer=half, activity_regularizer=half, **ones)
+    return keras.Sequential([keras.Input([2]), body, _Adding(), keras.layers.Dense(1, **ones)])
+
+
+_MADE_UNDER = [(level, True) for level in ("O1", "O2", "O3", "O1-bfloat16", "O2-bfloat16", "O3-bfloat16")]
+
+
+@pytest.mark.parametrize(("level", "made_under"), [*_MADE_UNDER, ("O1", False), ("O2", False), ("O2-bfloat16", False)])
+@for_every_keras()
+def test_losses_that_layers_add_are_added_to_the_loss(keras: ModuleType, level: str, made_under: bool) -> None:
+    with tfmp.precision(level if made_under else "O0"):
+        model = _with_added_losses(keras)
+    if not made_under:
+        tfmp.set_precision(model, level)
+    model.compile(tfmp.LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), tfmp.FixedLossScaleManager(64)), "mse")
+    x, y = np.float32([[1, 2], [1, 2]]), np.float32([[4], [4]])
+    history = model.fit(x, y, verbose=0).history
+    # The outputs are 6, and those of the first layer 3: 4 of the squared error, 0.5 * 18 of these, 0.5 * 4 of the
+    # weights, and 0.25 * 9 of what the layer adds.
+    assert history["loss"] == [4 + 9 + 2 + 2.25]
+    kernels = [tf.convert_to_tensor(weight).numpy().tolist() for weight in model.weights]
+    # The gradient of each example's results of the first layer is 2 + 1.5 + 0.375, that of its weights twice this times
+    # the input, and 1.
+    assert kernels == [[[1 - 8.75 / 16] * 2, [1 - 16.5 / 16] * 2], [[1 - 12 / 16]] * 2]

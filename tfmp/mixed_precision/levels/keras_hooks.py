@@ -3,7 +3,8 @@
 Keras has a global policy, but it is one for all classes of layers, Keras 2 has it for all threads, and
 `clear_session()` takes it back. So the base class of all layers is asked in its stead: from the first level that a
 program uses, `Layer.__init__` is wrapped, and so is `Model.compile`. Outside of levels these do what they did before. A
-Keras that is imported later is wrapped then.
+Keras that is imported later is wrapped then. So are the `losses` of layers in Keras 3, which it cannot add up if some
+are in half precision.
 """
 
 import functools
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import wrapt
 
+from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.internals import is_compiled, is_layer_of_tf1, layer_class_of_graphs
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import is_keras2
@@ -61,6 +63,8 @@ def _wrap(keras: ModuleType) -> None:
     if is_keras2(keras):
         v1 = layer_class_of_graphs(keras)
         v1.__init__ = _with_policy(keras, v1.__init__)
+    else:
+        layer.losses = _in_float32(layer.losses)
     # Keras looks whether a class has another `compile` than the class that this is defined in.
     trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
     trainer.compile = _warning_of_unscaled_loss(keras, trainer.compile)
@@ -99,6 +103,20 @@ def _settings_of_caller(layer: _Layer) -> dict[str, Any]:
             settings = {**{name: variables[name] for name in SETTINGS if variables.get(name) is not None}, **settings}
         frame = frame.f_back
     return settings
+
+
+def _in_float32(losses: Any) -> property:  # noqa: ANN401 - a property, which is no type
+    """Return the property with the losses that layers add, in float32 if they are in half precision.
+
+    Keras 3 adds them to the loss of the outputs, which is in float32, and fails if they are of another type. Keras 2
+    casts them.
+    """
+
+    def widened(self: _Layer) -> list[tf.Tensor]:
+        # A regularizer of the user's may return a number.
+        return [arithmetic.widen(loss) if tf.is_tensor(loss) else loss for loss in losses.fget(self)]
+
+    return property(widened, doc=losses.__doc__)
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:
