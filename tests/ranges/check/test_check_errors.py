@@ -1,5 +1,6 @@
 """What check_precision refuses, and that it leaves everything as it was."""
 
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -92,6 +93,20 @@ def _raise(_: Any) -> tf.Tensor:
 def test_no_batches_are_refused(batches: Any) -> None:
     with pytest.raises(ValueError, match=r"batches is empty: pass a few batches, as the training would take them\."):
         check(_times(1), None, batches)
+
+
+@pytest.mark.parametrize("loss_fn", ["mse", None])
+@for_every_keras()
+def test_arrays_in_place_of_batches_are_refused_with_what_to_write(keras: ModuleType, loss_fn: str | None) -> None:
+    model, (x, y) = dense_model(keras), data()
+    model.compile("sgd", "mse")
+    advice = r"pass the data in batches, such as \[\(x\[:32\], y\[:32\]\)\] or tf\.data\.Dataset\.from_tensor_slices"
+    for batches, first in [((x, y), x), ([x, y], x), (x, x[0]), ({"x": x}, "x")]:
+        shape = f" of shape {first.shape}" if isinstance(first, np.ndarray) else ""
+        with pytest.raises(TypeError, match=re.escape(f"got {type(first).__name__}{shape}: ") + advice):
+            check(model, loss_fn, batches)
+    for batches in ([(x, y)], tf.data.Dataset.from_tensor_slices((x, y)).batch(4), [[x, y]]):
+        assert check(model, loss_fn, batches).suggested_loss_scale > 1
 
 
 @pytest.mark.parametrize(("factor", "shown"), [(float("inf"), "inf"), (float("-inf"), "-inf"), (float("nan"), "nan")])

@@ -93,8 +93,7 @@ def test_weights_of_examples_are_those_of_fit(keras: ModuleType, kind: str) -> N
 def _adding(keras: ModuleType) -> Any:
     class Adding(keras.layers.Layer):  # type: ignore[name-defined]
         def call(self, x: tf.Tensor) -> tf.Tensor:
-            # Keras 3 adds losses up as they are, so that they must have one type.
-            self.add_loss(tf.reduce_mean(tf.cast(x, tf.float32) ** 2))
+            self.add_loss(tf.reduce_mean(x**2))
             return x
 
     return Adding()
@@ -109,13 +108,14 @@ def test_added_losses_belong_to_the_loss(keras: ModuleType, loss_fn: str | None)
     _assert_is_the_whole_loss(model, loss_fn)
 
 
+@pytest.mark.parametrize("loss_fn", [None, "mse"])
 @for_one_keras_of_each_kind
-def test_activity_regularizers_belong_to_the_loss(keras: ModuleType) -> None:
+def test_activity_regularizers_belong_to_the_loss(keras: ModuleType, loss_fn: str | None) -> None:
     skip_before((3, 14), keras, "it cannot compute such a loss in float16")
     layers = [keras.layers.Dense(4, activity_regularizer="l1", name="hidden"), keras.layers.Dense(1)]
     model = called(keras.Sequential([keras.Input([4]), *layers]))
     model.compile("sgd", "mse")
-    _assert_is_the_whole_loss(model, "mse")
+    _assert_is_the_whole_loss(model, loss_fn)
 
 
 def _assert_is_the_whole_loss(model: Any, loss_fn: str | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
+from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.internals import (
     TRACKING_PREFIXES,
     cast_where_read,
@@ -110,6 +111,20 @@ def _read_as_keras_does(keras: ModuleType, layer: _Layer, name: str) -> Any:  # 
 
 #: Modules of TensorFlow Model Optimization with layers that round to few values, in float32 only.
 _ROUNDING = ("quantize_wrapper", "quantize_layer", "cluster_wrapper")
+
+
+def in_float32(losses: Any) -> property:  # noqa: ANN401 - a property, which is no type
+    """Return `Layer.losses` of Keras 3 such that losses in half precision are cast to float32.
+
+    Keras 3 adds them to the loss of the outputs, which is in float32, and fails if they are of another type. Keras 2
+    casts them.
+    """
+
+    def widened(self: _Layer) -> list[tf.Tensor]:
+        # A regularizer of the user's may return a number.
+        return [arithmetic.widen(loss) if tf.is_tensor(loss) else loss for loss in losses.fget(self)]
+
+    return property(widened, doc=losses.__doc__)
 
 
 def is_quantized(keras: ModuleType, layer: _Layer) -> bool:

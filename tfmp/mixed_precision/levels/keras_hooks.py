@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import wrapt
 
-from tfmp.core.gradients import arithmetic
 from tfmp.hosts.keras.internals import is_compiled, is_layer_of_tf1, layer_class_of_graphs
-from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
+from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, in_float32
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.mixed_precision.levels.level import SETTINGS, Level, policy_of
 
@@ -64,7 +63,7 @@ def _wrap(keras: ModuleType) -> None:
         v1 = layer_class_of_graphs(keras)
         v1.__init__ = _with_policy(keras, v1.__init__)
     else:
-        layer.losses = _in_float32(layer.losses)
+        layer.losses = in_float32(layer.losses)
     # Keras looks whether a class has another `compile` than the class that this is defined in.
     trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
     trainer.compile = _warning_of_unscaled_loss(keras, trainer.compile)
@@ -103,20 +102,6 @@ def _settings_of_caller(layer: _Layer) -> dict[str, Any]:
             settings = {**{name: variables[name] for name in SETTINGS if variables.get(name) is not None}, **settings}
         frame = frame.f_back
     return settings
-
-
-def _in_float32(losses: Any) -> property:  # noqa: ANN401 - a property, which is no type
-    """Return the property with the losses that layers add, in float32 if they are in half precision.
-
-    Keras 3 adds them to the loss of the outputs, which is in float32, and fails if they are of another type. Keras 2
-    casts them.
-    """
-
-    def widened(self: _Layer) -> list[tf.Tensor]:
-        # A regularizer of the user's may return a number.
-        return [arithmetic.widen(loss) if tf.is_tensor(loss) else loss for loss in losses.fget(self)]
-
-    return property(widened, doc=losses.__doc__)
 
 
 def _takes_policies(keras: ModuleType, layer: _Layer) -> bool:

@@ -3,6 +3,7 @@
 * The type in which a layer computes. In Keras 2, a float32 layer gets variables that cast themselves.
 * The `call` of a layer, which can only be replaced in the object itself.
 * Moving statistics, seeds and metrics.
+* In Keras 3, the type of the losses that layers add, which are a property of their class.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from tfmp.hosts.keras.internals import (
     policy_with_variables_in,
     put_dtype_policy,
 )
-from tfmp.hosts.keras.layers import attributes_with_cast_variables, half_casts
+from tfmp.hosts.keras.layers import attributes_with_cast_variables, half_casts, in_float32
 from tfmp.hosts.keras.which import is_keras2
 
 #: A layer or model of any Keras.
@@ -50,6 +51,21 @@ def called_through(layer: _Layer, around: Callable[..., Any]) -> Iterator[None]:
     finally:
         del own["call"]
         own.update(before)
+
+
+@contextlib.contextmanager
+def adding_losses_in_float32(keras: ModuleType) -> Iterator[None]:
+    """Let Keras 3 add losses that layers compute in half precision; Keras 2 does so by itself."""
+    if is_keras2(keras):
+        yield
+        return
+    layer = keras.layers.Layer
+    own = layer.losses
+    layer.losses = in_float32(own)
+    try:
+        yield
+    finally:
+        layer.losses = own
 
 
 @contextlib.contextmanager

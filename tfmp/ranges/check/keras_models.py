@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
-from tfmp.hosts.keras.internals import is_compiled, layers_directly_in
+from tfmp.hosts.keras.internals import compiled_with, is_compiled, layers_directly_in
 from tfmp.hosts.keras.layers import (
     called_layers_of,
     compute_dtype,
@@ -64,6 +64,11 @@ class KerasModel:
         self._of_other_types = {id(layer) for layer in self._layers if _is_of_other_type(keras, layer)}
         #: Of the last run. Not all its calls, whose tensors would stay in memory during the next one.
         self._failure: _Failure | None = None
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the model is compiled with a loss, and does not only add losses itself."""
+        return self._loss_fn is None and (compiled_with(self._model) or {}).get("loss") is not None
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the model takes
         """Run a batch of `fit` forward and backward, as in training, but for the layers that draw random numbers."""
@@ -135,6 +140,7 @@ class KerasModel:
         """
         in_float32 = self._kept_in_float32(precision)
         with contextlib.ExitStack() as changed:
+            changed.enter_context(around_keras.adding_losses_in_float32(self._keras))
             for layer in self._layers:
                 if precision.dtype is not None and id(layer) not in self._of_other_types:
                     policy = "float32" if id(layer) in in_float32 else "mixed_float16"

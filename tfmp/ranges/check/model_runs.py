@@ -104,6 +104,10 @@ class Subject(Protocol):
         """Whether it can compute in float16."""
 
     @property
+    def needs_labels(self) -> bool:
+        """Whether each batch must have labels, although `check_precision` was given no loss."""
+
+    @property
     def keeps_float32(self) -> bool:
         """Whether layers of it can stay in float32 while the others compute in float16."""
 

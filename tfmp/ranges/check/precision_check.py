@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
@@ -86,7 +87,7 @@ def check_precision(
         The report. If the model cannot be run in float16, it tells so, and has what was found in float32.
 
     Raises:
-        TypeError: `model` is none of the three, `loss_fn` is no loss, or a setting is no number.
+        TypeError: `model` is none of the three, `loss_fn` is no loss, a batch has no labels, or a setting is no number.
         ValueError: There are no batches; the loss or a gradient is infinite or NaN in float32; there are no gradients;
             the model of Keras is not built, has no loss, or has layers that compute in integers; an argument is given
             that does not belong to such a model; or a setting is out of range.
@@ -120,6 +121,8 @@ def check_precision(
             "feed_dicts, or leave out in_float16."
         )
     subject = _subject(model, loss_fn, variables, in_float16, session)
+    if loss_fn is not None or subject.needs_labels:
+        _refuse_without_labels(taken)
     with global_seed_unchanged():
         return _Check(subject, taken, tolerance, progress).report()
 
@@ -148,6 +151,18 @@ def _subject(
         )
     _refuse("a function", session=session)
     return Functions(_loss_of(model, loss_fn), in_float16 and _loss_of(in_float16, loss_fn), variables)
+
+
+def _refuse_without_labels(batches: Sequence[Any]) -> None:
+    """Refuse batches that are not pairs, as those that one gets from the two arrays that `fit` takes."""
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, np.ndarray | tf.Tensor) else ""
+            raise TypeError(
+                "batches must hold pairs of inputs and labels, or triples with the weights of the examples, got "
+                f"{type(batch).__name__}{shape}: pass the data in batches, such as [(x[:32], y[:32])] or "
+                "tf.data.Dataset.from_tensor_slices((x, y)).batch(32)."
+            )
 
 
 def _refuse(model: str, **arguments: object) -> None:

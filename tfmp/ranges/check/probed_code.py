@@ -26,6 +26,7 @@ class Functions:
     `variables` are those to differentiate by; None stands for those that the loss depends on.
     """
 
+    needs_labels = False
     keeps_float32 = False
     already_float32: Sequence[str] = ()
 
@@ -65,6 +66,7 @@ class GraphLoss:
     `variables` are those to differentiate both losses by; None stands for those that are trained.
     """
 
+    needs_labels = False
     keeps_float32 = False
     already_float32: Sequence[str] = ()
 
