@@ -53,6 +53,19 @@ def test_command_prints_the_versions_before_tensorflow_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
+    ("argument", "status", "printed"),
+    [("--help", 0, "usage: python -m tfmp"), ("train.py", 2, "unrecognized arguments: train.py")],
+)
+def test_command_explains_itself_and_refuses_arguments(argument: str, status: int, printed: str) -> None:
+    root = str(Path(tfmp.__file__).parent.parent)
+    command = [sys.executable, "-m", "tfmp", argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
+    assert done.returncode == status
+    assert printed in done.stdout + done.stderr
+    assert "platform" not in done.stdout
+
+
+@pytest.mark.parametrize(
     ("changed", "problem"),
     [
         ({}, None),

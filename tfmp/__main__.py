@@ -3,6 +3,7 @@
 python -m tfmp
 """
 
+import argparse
 import os
 import platform
 import sys
@@ -15,6 +16,12 @@ from tfmp.environment import installed, installed_versions, problems
 
 def main() -> int:
     """Print the versions and the GPUs, and return the exit status: 1 if something is not supported."""
+    argparse.ArgumentParser(
+        prog="python -m tfmp",
+        description="Prints the installed versions, whether they are supported together, and the GPUs that TensorFlow "
+        "sees. The exit status is 1 if something is not supported. To rewrite scripts of TensorFlow 1, run "
+        "python -m tfmp.migrate.",
+    ).parse_args()
     versions = installed_versions()
     _print({"tfmp": tfmp.__version__, **versions, "platform": platform.platform()})
     # TensorFlow is loaded once the versions are printed, and so are they if it ends the process.

@@ -53,6 +53,7 @@ def test_stuck_is_told_from_too_high(
 ) -> None:
     found = why_stuck(_status(scale, skips), 1.0, per_backoff, stuck_after=8, loss=loss)
     assert found is None if reason is None else reason in str(found)
+    assert found is None or "tfmp.check_precision" in found
 
 
 def test_spikes_are_no_overflows() -> None:

@@ -17,6 +17,9 @@ _POLICIES = ("warn", "raise", "stop")
 #: A floor that leaves room for gradients of up to 2**36. Gradients that overflow here are not too large, but wrong.
 _LOW_FLOOR = 2.0**-20
 
+#: How to find the cause.
+_SEARCH = "tfmp.check_precision, run on a few batches, tells which layers overflow float16."
+
 #: What to do if a scale of 1 is too high and the manager cannot lower it.
 _CURE = ' For a scale below 1, pass {"min_loss_scale": 2**-20} as the loss-scale manager.'
 
@@ -74,24 +77,24 @@ def why_stuck(
         name = "NaN" if math.isnan(loss) else "infinite"
         return (
             f"the loss is {name} before it is scaled: it is the model or the data, not the loss scale; look for bad "
-            "data, a layer that overflows float16, or weights that diverged."
+            f"data, a layer that overflows float16, or weights that diverged. {_SEARCH}"
         )
     if skips_at_floor >= max(skips_per_backoff or 0, 2):
         return (
             f"the loss scale is at its floor, {lowest_loss_scale:.10g}, and {skips_at_floor} steps in a row overflowed "
-            f"all the same: {_why_at_floor(lowest_loss_scale)}"
+            f"all the same: {_why_at_floor(lowest_loss_scale)} {_SEARCH}"
         )
     if skips < stuck_after * (skips_per_backoff or 1):
         return None
     if skips_per_backoff is None:
         return (
             f"the last {skips} steps were skipped, and the loss scale is {status.loss_scale:.10g} now: a fixed scale "
-            f"may be too high, or the model gives NaN.{_CURE if status.loss_scale <= 1 else ''}"
+            f"may be too high, or the model gives NaN.{_CURE if status.loss_scale <= 1 else ''} {_SEARCH}"
         )
     return (
         f"the last {skips} steps were skipped, enough to lower the loss scale {skips // skips_per_backoff} times, and "
         f"it is {status.loss_scale:.10g} now: the model gives NaN at any scale, or the scale began far too high; look "
-        "at the loss, or lower init_loss_scale or decr_ratio."
+        f"at the loss, or lower init_loss_scale or decr_ratio. {_SEARCH}"
     )
 
 
