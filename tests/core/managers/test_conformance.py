@@ -331,3 +331,45 @@ def test_from_config_of_get_config_makes_the_same_manager(make_manager: Callable
             _update(manager, finite)
             _update(again, finite)
         assert _state(again) == _state(manager)
+
+
+@_each(_WITH_CONFIG)
+def test_settings_can_be_read_and_not_be_changed(make_manager: Callable[[], tfmp.LossScaleManager]) -> None:
+    manager = make_manager()
+    config = manager.get_config()
+    assert {name: getattr(manager, name) for name in config} == config
+    for name in config:
+        with pytest.raises(
+            AttributeError, match=rf"^{name} of a \w+ cannot be changed, .*: make a new manager for {name}=5.5"
+        ):
+            setattr(manager, name, 5.5)
+    assert manager.get_config() == config
+
+
+@_each(_WITH_CONFIG)
+def test_misspelled_setting_is_refused_and_methods_can_be_replaced(
+    make_manager: Callable[[], tfmp.LossScaleManager],
+) -> None:
+    manager = make_manager()
+    with pytest.raises(AttributeError, match=r"has no incr_every_n_step, got 3: its settings are arguments of the"):
+        manager.incr_every_n_step = 3
+    assert not hasattr(manager, "incr_every_n_step")
+    manager.get_loss_scale = lambda: tf.constant(2.0)  # type: ignore[method-assign]
+    assert float(manager.get_loss_scale()) == 2
+
+
+@pytest.mark.parametrize("base", [tfmp.ExponentialUpdateLossScaleManager, tfmp.FixedLossScaleManager])
+def test_subclass_of_the_user_has_attributes_of_its_own(base: Any) -> None:
+    class Own(base):
+        def __init__(self, halving: int) -> None:
+            super().__init__(8, **({} if base is tfmp.FixedLossScaleManager else {"incr_every_n_steps": 3}))
+            self.halving = halving
+
+        def get_config(self) -> dict[str, Any]:
+            return {"halving": self.halving}
+
+    manager = Own(5)
+    manager.halving = 6
+    assert manager.get_config() == {"halving": 6}
+    if base is not tfmp.FixedLossScaleManager:
+        assert (manager.incr_every_n_steps, manager.init_loss_scale) == (3, 8)

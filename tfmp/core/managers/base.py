@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import tensorflow as tf
 
@@ -20,6 +20,35 @@ from tfmp.core.managers.step_counters import (
 from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
+
+_Value = TypeVar("_Value")
+
+
+class Setting(Generic[_Value]):
+    """An argument of a manager's constructor, which can be read as an attribute and not be changed."""
+
+    def __set_name__(self, owner: "type[LossScaleManager]", name: str) -> None:
+        """Remember the class and the name of the attribute."""
+        self._owner, self._name = owner, name
+        self.__doc__ = f"The argument `{name}` of the constructor, which cannot be changed."
+
+    @overload
+    def __get__(self, manager: None, owner: type) -> "Setting[_Value]": ...
+
+    @overload
+    def __get__(self, manager: "LossScaleManager", owner: type) -> _Value: ...
+
+    def __get__(self, manager: "LossScaleManager | None", owner: type) -> "_Value | Setting[_Value]":
+        """Return the value, as `get_config` has it."""
+        if manager is None:
+            return self
+        # A subclass may have a constructor of its own, and override `get_config` with it.
+        value: _Value = self._owner.get_config(manager)[self._name]
+        return value
+
+    def __set__(self, manager: "LossScaleManager", value: object) -> None:
+        """Raise `AttributeError`."""
+        raise settings.cannot_be_changed(self._name, value, type(manager).__name__)
 
 
 class LossScaleManager(tf.Module, abc.ABC):
@@ -46,6 +75,16 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     #: True if `update_loss_scale` needs a second argument: the largest magnitude among the step's unscaled gradients.
     needs_max_abs: bool = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; managers of tfmp refuse a name that they do not have, such as a misspelled setting."""
+        is_own = type(self).__module__.startswith("tfmp.")
+        if is_own and not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(
+                f"a {type(self).__name__} has no {name}, got {value!r}: its settings are arguments of the constructor. "
+                "A subclass can have attributes of its own."
+            )
+        super().__setattr__(name, value)
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:

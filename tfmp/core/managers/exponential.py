@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.managers.base import Setting
 from tfmp.core.managers.stateful import StatefulManager
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -67,6 +68,9 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
     `steps_since_change`), which a `tf.compat.v1.train.Saver` saves. In eager mode the state is held by `tf.Variable`s,
     which `tf.train.Checkpoint(manager=manager)` saves.
 
+    The settings can be read as attributes with the names of the arguments. They cannot be changed, because functions
+    that are traced already hold their values; `set_loss_scale` changes the scale.
+
     Args:
         init_loss_scale: The scale to start from, within the bounds. It may be far too high: every
             `decr_every_n_nan_or_inf` skipped steps multiply it by `decr_ratio`. BERT scripts use 2**32.
@@ -102,6 +106,17 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
     Source: tf.contrib.mixed_precision, with its names, arguments and numbers. The hysteresis is that of Megatron-LM and
     DeepSpeed if `decr_every_n_nan_or_inf` is 1; the tolerance follows fairseq.
     """
+
+    init_loss_scale = Setting[float]()
+    incr_every_n_steps = Setting[int]()
+    decr_every_n_nan_or_inf = Setting[int]()
+    incr_ratio = Setting[float]()
+    decr_ratio = Setting[float]()
+    min_loss_scale = Setting[float]()
+    max_loss_scale = Setting["float | None"]()
+    hysteresis = Setting[int]()
+    consecutive_hysteresis = Setting[bool]()
+    tolerance = Setting[float]()
 
     def __init__(
         self,

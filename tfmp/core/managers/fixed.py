@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers.base import LossScaleManager
+from tfmp.core.managers.base import LossScaleManager, Setting
 from tfmp.core.storage.graph_registry import OncePerGraph
 
 
@@ -13,7 +13,8 @@ class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale. Steps that overflow are still skipped.
 
     Choose this manager if you know a good scale. `ExponentialUpdateLossScaleManager` finds one automatically. With a
-    scale of 1 nothing is scaled, and the only effect is that steps with infinities or NaN are skipped.
+    scale of 1 nothing is scaled, and the only effect is that steps with infinities or NaN are skipped. The
+    attribute `loss_scale` can be read, and not be changed.
 
     Args:
         loss_scale: The scale, a finite number of at least 1.
@@ -28,6 +29,8 @@ class FixedLossScaleManager(LossScaleManager):
 
     Source: tf.contrib.mixed_precision, with its name and arguments.
     """
+
+    loss_scale = Setting[float]()
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
+from tfmp.core.managers.base import Setting
 from tfmp.core.managers.stateful import StatefulManager
 
 # The bit layout of float32 in IEEE 754.
@@ -77,6 +78,9 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
     values, the next step corrects them: it brings the scale within the bounds, rounds it down to a power of two,
     replaces a NaN scale by `init_loss_scale`, and forgets a mean or variance that is not finite.
 
+    The settings can be read as attributes with the names of the arguments. They cannot be changed, because functions
+    that are traced already hold their values.
+
     Args:
         init_loss_scale: The scale before the first finite step, a power of two within the bounds. It must not be so low
             that all gradients become 0: there would then be nothing to observe, and the scale would never change.
@@ -108,6 +112,15 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
     """
 
     needs_max_abs = True
+
+    init_loss_scale = Setting[float]()
+    limit = Setting[float]()
+    deviations = Setting[float]()
+    mean_decay = Setting[float]()
+    deviation_decay = Setting[float]()
+    incr_every_n_steps = Setting[int]()
+    min_loss_scale = Setting[float]()
+    max_loss_scale = Setting[float]()
 
     def __init__(
         self,

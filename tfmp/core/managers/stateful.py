@@ -17,6 +17,9 @@ class StatefulManager(LossScaleManager, Generic[State]):
     The constructor of a derived class checks its settings and then calls `_start_from`, which makes the variables.
     """
 
+    #: The state of the rule; `_start_from` makes it.
+    state: StateVariables[State] = None  # type: ignore[assignment] # never in a manager that is constructed
+
     def __init__(self, init_loss_scale: float, min_loss_scale: float, max_loss_scale: float) -> None:
         super().__init__()
         first, lowest, highest = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
@@ -26,7 +29,7 @@ class StatefulManager(LossScaleManager, Generic[State]):
 
     def _start_from(self, state: State) -> None:
         self._initial_state = state
-        self.state: StateVariables[State] = StateVariables(state, saved=True)
+        self.state = StateVariables(state, saved=True)
         self.state.create()
 
     @property

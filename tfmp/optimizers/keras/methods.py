@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
-from tfmp.core import lists
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter, names_of
 from tfmp.core.distribute import Distribution
@@ -40,6 +40,10 @@ class MethodsOfKeras(LossScaleOptimizer):
         """
         return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
 
+    @initial_scale.setter
+    def initial_scale(self, initial_scale: float) -> NoReturn:
+        raise settings.cannot_be_changed("initial_scale", initial_scale, "tfmp.LossScaleOptimizer")
+
     @property
     def dynamic_growth_steps(self) -> int | None:
         """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
@@ -49,10 +53,18 @@ class MethodsOfKeras(LossScaleOptimizer):
         """
         return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
 
+    @dynamic_growth_steps.setter
+    def dynamic_growth_steps(self, dynamic_growth_steps: int) -> NoReturn:
+        raise settings.cannot_be_changed("dynamic_growth_steps", dynamic_growth_steps, "tfmp.LossScaleOptimizer")
+
     @property
     def dynamic(self) -> bool:
         """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
         return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
+
+    @dynamic.setter
+    def dynamic(self, dynamic: bool) -> NoReturn:
+        raise settings.cannot_be_changed("dynamic", dynamic, "tfmp.LossScaleOptimizer")
 
     def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
         manager = self._loss_scale_manager
