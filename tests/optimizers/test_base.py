@@ -32,6 +32,12 @@ def test_positional_initial_scale_and_growth_steps_are_refused() -> None:
         tfmp.LossScaleOptimizer(_inner(), 2.0**15, 2000)
 
 
+@pytest.mark.parametrize("bad", ["x", 1, None])
+def test_word_or_number_in_place_of_a_bool_is_refused(bad: Any) -> None:
+    with pytest.raises(TypeError, match=f"sparse_as_dense must be True or False, got {bad!r}"):
+        tfmp.LossScaleOptimizer(_inner(), sparse_as_dense=bad)
+
+
 def test_wrapped_optimizer_has_two_names_as_an_argument_and_one_to_read_it() -> None:
     inners: list[Any] = [_inner()]
     if tf.compat.v1.executing_eagerly_outside_functions():

@@ -178,6 +178,19 @@ def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras:
     assert values(variables) == before
 
 
+@pytest.mark.parametrize("bad", ["x", "False", 1, None])
+@for_every_keras()
+def test_word_or_number_in_place_of_a_bool_is_refused(keras: ModuleType, bad: Any) -> None:
+    names, inners = ["is_distributed", "dynamic"], [optimizer(keras)]
+    if keras.__version__.startswith("2."):
+        names.append("iterations_include_skipped_steps")
+        inners.append(keras.optimizers.legacy.SGD(0.5))
+    for inner in inners:
+        for name in names:
+            with pytest.raises(TypeError, match=f"{name} must be True or False, got {bad!r}"):
+                tfmp.LossScaleOptimizer(inner, **{name: bad})
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("settings", [{}, {"jit_compile": True}, {"accumulation_steps": 2}], ids=str)

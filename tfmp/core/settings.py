@@ -172,8 +172,8 @@ def refuse_arguments_of_torch(call: str, first: object, keywords: Mapping[str, o
 def cannot_be_changed(name: str, value: object, owner: str) -> AttributeError:
     """Return the error for a setting of a loss-scale manager that somebody assigns to, of the manager or elsewhere."""
     return AttributeError(
-        f"{name} of a {owner} cannot be changed, because functions that are traced already hold its value: make a new "
-        f"manager for {name}={value!r}, and a new optimizer or scaler with it."
+        f"{name} of this {owner} cannot be changed, because functions that are traced already hold its value: make a "
+        f"new manager for {name}={value!r}, and a new optimizer or scaler with it."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import lists
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
@@ -88,7 +88,9 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         # so the constructor must get the inner optimizer's own values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
-        self._iterations_include_skipped_steps = iterations_include_skipped_steps
+        self._iterations_include_skipped_steps = settings.flag(
+            "iterations_include_skipped_steps", iterations_include_skipped_steps
+        )
         refuse_unsupported_horovods(inner_optimizer)
         dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
         self._aggregation_dtype = dtype

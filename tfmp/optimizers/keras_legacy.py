@@ -90,7 +90,9 @@ class LossScaleOptimizerLegacy(OfInnerOptimizer, MethodsOfKeras):
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
-        self._iterations_include_skipped_steps = iterations_include_skipped_steps
+        self._iterations_include_skipped_steps = settings.flag(
+            "iterations_include_skipped_steps", iterations_include_skipped_steps
+        )
         refuse_unsupported_horovods(inner_optimizer)
         dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
         self._aggregation_dtype = dtype

@@ -94,7 +94,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # Scripts read these two attributes, which tf.contrib's LossScaleOptimizer has by the same names.
         self._opt = opt
         self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
-        self._sparse_as_dense = sparse_as_dense
+        self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         # True after `compute_gradients` was called, or after the warning that it was not called.
         self._origin_known = False

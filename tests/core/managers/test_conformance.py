@@ -340,7 +340,7 @@ def test_settings_can_be_read_and_not_be_changed(make_manager: Callable[[], tfmp
     assert {name: getattr(manager, name) for name in config} == config
     for name in config:
         with pytest.raises(
-            AttributeError, match=rf"^{name} of a \w+ cannot be changed, .*: make a new manager for {name}=5.5"
+            AttributeError, match=rf"^{name} of this \w+ cannot be changed, .*: make a new manager for {name}=5.5"
         ):
             setattr(manager, name, 5.5)
     assert manager.get_config() == config

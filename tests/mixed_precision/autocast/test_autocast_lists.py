@@ -173,6 +173,7 @@ _REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dtype": True}, ValueError, "got True"),
     ({"dtype": ["float16"]}, ValueError, re.escape("got ['float16']")),
     ({"dtype": "float32", "enabled": False}, ValueError, "got 'float32'"),
+    ({"enabled": "False"}, TypeError, "enabled must be True or False, got 'False' of type str"),
     ({"half": "Exp"}, TypeError, "half must be a list of names, got 'Exp' of type str"),
     ({"float32": "MatMul"}, TypeError, "float32 must be a list of names"),
     ({"widest": ""}, TypeError, "widest must be a list of names"),

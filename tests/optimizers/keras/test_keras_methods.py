@@ -42,7 +42,7 @@ def test_settings_are_those_of_the_manager(kind: str) -> None:
 def test_settings_of_the_manager_cannot_be_changed(kind: str) -> None:
     opt = tfmp.LossScaleOptimizer(_KINDS[kind](), initial_scale=SCALE, dynamic_growth_steps=5)
     for name, value in {"initial_scale": 8.0, "dynamic_growth_steps": 3, "dynamic": False}.items():
-        cure = rf"^{name} of a tfmp.LossScaleOptimizer cannot be changed, .*: make a new manager for {name}={value}"
+        cure = rf"^{name} of this tfmp.LossScaleOptimizer cannot be changed, .*: make a new manager for {name}={value}"
         with pytest.raises(AttributeError, match=cure):
             setattr(opt, name, value)
     assert (opt.initial_scale, opt.dynamic_growth_steps, opt.dynamic) == (SCALE, 5, True)

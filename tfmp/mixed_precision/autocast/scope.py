@@ -46,9 +46,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
         widest: Names of further ops to compute in the widest type of their inputs.
 
     Raises:
-        TypeError: The names of ops are no list of strings; or an argument is torch's (`device_type`, `cache_enabled`);
-            or a decorated object is a `tf.function` already, or a
-            generator or a coroutine.
+        TypeError: `enabled` is no bool; the names of ops are no list of strings; an argument is torch's (`device_type`,
+            `cache_enabled`); or a decorated object is a `tf.function` already, or a generator or a coroutine.
         ValueError: `dtype` is no half-precision type; TensorFlow has no op of a name; or a name stands in two lists.
         RuntimeError: When it is entered: this TensorFlow is not known. Within it: a `tf.function` is traced that would
             keep the types of the scope, or `strategy.run` is called.
@@ -87,7 +86,8 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
             raise TypeError(f"dtype must be a type, got {dtype!r}: as a decorator, write @tfmp.autocast().")
         dtype = half_dtype(dtype)
         lists = _changed_lists(autocast_lists(dtype), half=half, float32=float32, widest=widest)
-        self._scope = Scope(_op_types(dtype, lists), entered=self) if enabled else None
+        is_on = settings.flag("enabled", enabled)
+        self._scope = Scope(_op_types(dtype, lists), entered=self) if is_on else None
 
     # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
