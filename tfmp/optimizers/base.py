@@ -1,7 +1,7 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -18,8 +18,14 @@ from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    # An optimizer of the host, of whose class a type checker knows nothing: Keras' functions take optimizers, and
+    # pyright reads from their defaults that they take strings.
+    _OptimizerOfHost: TypeAlias = Any
+else:
+    _OptimizerOfHost = object
 
-class LossScaleOptimizer(StepProperties):
+
+class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
     """Wraps an optimizer: scales the loss, and skips each step in which a gradient overflowed.
 
     The wrapper is an optimizer of the same framework as the one inside it: around a `tf.compat.v1.train.Optimizer` it
@@ -225,7 +231,7 @@ class LossScaleOptimizer(StepProperties):
         Returns:
             TF1: the op of the whole step, None in eager code. Keras: what its own `minimize` returns.
         """
-        return super().minimize(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
+        return super().minimize(loss, *args, **kwargs)
 
     def compute_gradients(self, loss: Loss, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
         """Compute the unscaled gradients of a loss, which can then be clipped and applied.
@@ -249,7 +255,7 @@ class LossScaleOptimizer(StepProperties):
             Pairs of an unscaled gradient and its variable, for `apply_gradients`. The gradient is None if the loss does
             not depend on the variable, and an `IndexedSlices` if it is sparse.
         """
-        return super().compute_gradients(loss, *args, **kwargs)  # type: ignore[misc] # the host's base class has it
+        return super().compute_gradients(loss, *args, **kwargs)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -278,7 +284,7 @@ class LossScaleOptimizer(StepProperties):
             RuntimeError: A strategy is active, and the call is not made on its replicas.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
         """
-        return super().apply_gradients(grads_and_vars, *args, **kwargs)  # type: ignore[misc] # the host's base class
+        return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """For Keras: multiply a loss by the loss scale.
