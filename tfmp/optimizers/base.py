@@ -1,5 +1,6 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -168,6 +169,14 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
 
         def get_config(self) -> dict[str, Any]:
             """For Keras: return the configuration, for `from_config`; the overflow detector is not part of it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - of the host's classes
+        """Let Python's errors about the arguments of a method name the public class."""
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("tfmp."):
+            for name, method in vars(cls).items():
+                if inspect.isfunction(method):
+                    method.__qualname__ = f"{cls._public_name}.{name}"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the front-end's arguments
         """Make an object of the front-end for the kind of optimizer that is wrapped."""

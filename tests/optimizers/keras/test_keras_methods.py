@@ -49,6 +49,25 @@ def test_settings_of_the_manager_cannot_be_changed(kind: str) -> None:
 
 
 @_each_kind
+def test_errors_of_python_name_the_public_class(kind: str) -> None:
+    with pytest.raises(
+        TypeError, match=r"^LossScaleOptimizer\.__init__\(\) takes from 1 to 4 positional arguments but 5"
+    ):
+        tfmp.LossScaleOptimizer(_KINDS[kind](), "dynamic", False, 2000)
+    opt = tfmp.LossScaleOptimizer(_KINDS[kind]())
+    with pytest.raises(TypeError, match=r"^LossScaleOptimizer\.scale_loss\(\) missing 1 required positional argument"):
+        opt.scale_loss()
+    with pytest.raises(
+        AttributeError, match=r"^a tfmp\.LossScaleOptimizer around an optimizer of Keras has no attribute"
+    ):
+        _ = opt.minimise
+    assert not hasattr(opt, "minimise")
+    # A property with an error of its own keeps it.
+    with pytest.raises(AttributeError, match=r"apply is Keras 3's|has no loss_scale_factor"):
+        _ = opt.loss_scale_factor if kind == "keras3" else opt.apply
+
+
+@_each_kind
 def test_losses_and_gradients_are_multiplied_and_divided_by_the_scale(kind: str) -> None:
     opt = tfmp.LossScaleOptimizer(_KINDS[kind](), tfmp.FixedLossScaleManager(SCALE))
     loss = tf.constant(0.5)

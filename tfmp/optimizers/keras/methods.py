@@ -31,6 +31,12 @@ class MethodsOfKeras(LossScaleOptimizer):
     _unscales_by_default: ClassVar[bool] = False
     _loop: LoopRecord
 
+    def __getattr__(self, name: str) -> NoReturn:
+        # Python's own error would name the front-end. A property that raises AttributeError comes here too.
+        if hasattr(type(self), name):
+            object.__getattribute__(self, name)
+        raise AttributeError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no attribute {name!r}.")
+
     @property
     def initial_scale(self) -> float:
         """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
