@@ -230,3 +230,54 @@ def test_every_public_name_of_keras_own_wrapper_is_overridden_refused_or_inherit
         assert getattr(front_end, name) is not getattr(parent, name), name
     for name in inherited & present:
         assert getattr(front_end, name) is getattr(parent, name), name
+
+
+def test_scale_and_counter_are_read_and_set_as_in_keras_own_wrapper() -> None:
+    of_keras = keras.optimizers.LossScaleOptimizer(optimizer(keras), initial_scale=8, dynamic_growth_steps=3)
+    ours = tfmp.LossScaleOptimizer(optimizer(keras), initial_scale=8, dynamic_growth_steps=3)
+    found = []
+    for opt in (of_keras, ours):
+        seen, variables = [], kernel_and_bias(keras)
+        opt.build(variables)
+        for step, last in enumerate([None, None, None, math.inf, None]):
+            if step == 2:
+                opt.dynamic_scale.assign(64)
+            opt.scale_loss(tf.constant(0.0))
+            opt.apply(gradients(0, last), variables)
+            seen.append([float(opt.dynamic_scale), int(opt.step_counter), float(opt.dynamic_scale.numpy())])
+        found.append(seen)
+    assert found[0] == found[1] == [[8, 1, 8], [8, 2, 8], [128, 0, 128], [64, 0, 64], [64, 1, 64]]
+    ours.dynamic_scale = 32
+    assert [float(each) for each in (ours.dynamic_scale, ours.loss_scale, ours.manager.get_loss_scale())] == [32] * 3
+
+
+@pytest.mark.parametrize(
+    ("manager", "counts"), [(tfmp.FixedLossScaleManager, False), (tfmp.LogMaxLossScaleManager, True)]
+)
+def test_scale_that_a_manager_does_not_let_one_set_is_readable(manager: Any, counts: bool) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), manager(**{} if counts else {"loss_scale": 2**15}))
+    assert float(opt.dynamic_scale) == 2**15
+    with pytest.raises(NotImplementedError, match=r"cannot be set: use a tfmp\.ExponentialUpdateLossScaleManager"):
+        opt.dynamic_scale = 8.0
+    assert float(opt.loss_scale) == 2**15
+    if counts:
+        assert int(opt.step_counter) == 0
+    else:
+        with pytest.raises(AttributeError, match="a FixedLossScaleManager does not count the finite steps"):
+            _ = opt.step_counter
+
+
+def test_scale_is_read_and_set_within_a_function(tmp_path: Any) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), initial_scale=8)
+
+    @tf.function
+    def doubled() -> tf.Tensor:
+        opt.dynamic_scale.assign(2 * opt.dynamic_scale)
+        return opt.dynamic_scale + 0.0
+
+    assert [float(doubled()) for _ in range(3)] == [16, 32, 64]
+    assert float(opt.loss_scale) == 64
+    # The names are in no checkpoint: there, that of Keras' own wrapper has another meaning.
+    path = tf.train.Checkpoint(opt=opt).save(tmp_path / "checkpoint")
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert not any("dynamic_scale" in name or "step_counter" in name for name in names)

@@ -149,6 +149,17 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
             """For Keras: after how many finite steps in a row the loss scale grows; None for a fixed scale."""
 
         @property
+        def dynamic_scale(self) -> Any:  # noqa: ANN401 - a variable of Keras, or a tensor
+            """For Keras 3: the variable that holds the loss scale; a tensor if the manager's scale cannot be set."""
+
+        @dynamic_scale.setter
+        def dynamic_scale(self, loss_scale: Any) -> None: ...  # noqa: ANN401 - a number or a tensor
+
+        @property
+        def step_counter(self) -> Any:  # noqa: ANN401 - a variable of Keras
+            """For Keras 3: the variable that counts the finite steps since the loss scale last changed."""
+
+        @property
         def dynamic(self) -> bool:
             """For Keras: whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`."""
 

@@ -14,7 +14,7 @@ from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.adapters import names_of, takes_float32_gradients
 from tfmp.core.distribute.horovod_detection import running_horovod
-from tfmp.core.managers import Specification, dynamic_manager
+from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
@@ -146,6 +146,38 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """
         optimizers: list[keras.optimizers.Optimizer] = self.inner_optimizer.optimizers
         return optimizers
+
+    @property
+    def dynamic_scale(self) -> keras.Variable | tf.Tensor:
+        """As in Keras' own wrapper: the variable that holds the loss scale, whose `assign` sets the scale.
+
+        The next steps adjust the scale from there; a scale outside the manager's bounds is first brought within them.
+        If the manager's scale cannot be set, this is a tensor, as `loss_scale`.
+
+        Raises:
+            NotImplementedError: The attribute is set, and the manager's scale cannot be set.
+        """
+        holds = isinstance(self._loss_scale_manager, ExponentialUpdateLossScaleManager)
+        return self._loss_scale_state.by_name()["loss_scale"] if holds else self.loss_scale
+
+    @dynamic_scale.setter
+    def dynamic_scale(self, loss_scale: float | tf.Tensor) -> None:
+        self._loss_scale_manager.set_loss_scale(loss_scale)
+
+    @property
+    def step_counter(self) -> keras.Variable:
+        """As in Keras' own wrapper: the variable that counts the finite steps since the loss scale last changed.
+
+        Raises:
+            AttributeError: The manager does not count them.
+        """
+        counted = self._loss_scale_state.by_name().get("good_steps")
+        if counted is None:
+            raise AttributeError(
+                f"a {type(self._loss_scale_manager).__name__} does not count the finite steps since the scale changed: "
+                "read applied_steps, or the loss-scale manager."
+            )
+        return counted
 
     def build(self, var_list: Iterable[keras.Variable]) -> None:
         """Make the variables of the inner optimizer and those that accumulate gradients.

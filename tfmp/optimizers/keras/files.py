@@ -97,17 +97,17 @@ class StateInFiles:
         # These are functions: if Keras' walk came from here to the wrapper again, it would go round in circles.
         self._variables = variables
         self._continue_at = continue_at
-        self._of_manager = self._by_name().keys() - StepCounters._fields
+        self._of_manager = self.by_name().keys() - StepCounters._fields
 
     def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
         """Save the variables by their names."""
-        for name, variable in self._by_name().items():
+        for name, variable in self.by_name().items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """Set the variables to saved values, by their names; a variable that is not saved keeps its value."""
         saved = {name: np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118 - a file has only this
-        here = self._by_name()
+        here = self.by_name()
         if self._of_manager - saved.keys() and {"loss_scale", "good_steps"} <= saved.keys():
             # A manager of another class saved them.
             self._continue_at(float(saved["loss_scale"]), int(saved["good_steps"]))
@@ -120,7 +120,8 @@ class StateInFiles:
                 saved["kept"],
             )
 
-    def _by_name(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, Any]:
+        """Return the variables by their names."""
         # The names of Keras 2 end in `:0`.
         return {variable.name.split(":")[0]: variable for variable in self._variables()}
 
