@@ -80,6 +80,41 @@ def test_sparse_gradient_whose_unscaled_values_are_thrown_away_is_applied_unscal
     assert table.numpy().tolist() == [1, 0.5]
 
 
+_SAYS_WHAT_TO_CLIP = r"step cannot tell which gradients .* are still scaled: some were .*\. Clip what unscale returned"
+
+
+@pytest.mark.parametrize("num_unscaled", [1, 2], ids=["a part", "all"])
+@pytest.mark.parametrize("clip", _CLIPS)
+@pytest.mark.parametrize("host", _HOSTS)
+def test_clipping_the_argument_of_unscale_is_refused_in_a_function(host: str, clip: str, num_unscaled: int) -> None:
+    training = _Training(host)
+
+    def iterate(factor: tf.Tensor) -> None:
+        grads = training.scaled(factor)
+        training.unscale(grads[:num_unscaled])
+        clipped, _ = _CLIPS[clip](grads[:num_unscaled], 1.0)
+        training.step([*clipped, *grads[num_unscaled:]])
+
+    with pytest.raises(RuntimeError, match=_SAYS_WHAT_TO_CLIP):
+        training.run(iterate, True, 3.0)
+    assert [float(weight) for weight in training.weights] == [1, 2]
+
+
+def test_clipping_the_argument_of_unscale_is_refused_in_a_graph() -> None:
+    with tf.Graph().as_default():
+        weight, optimizer, scaler = tf.compat.v1.get_variable("w", initializer=1.0), _sgd(), tfmp.GradScaler(1024.0)
+        grads = tf.gradients(scaler.scale(weight * 2.0), [weight])
+        (unscaled,) = scaler.unscale(optimizer, grads)
+        with pytest.raises(RuntimeError, match=_SAYS_WHAT_TO_CLIP):
+            scaler.step(optimizer, [(tf.clip_by_value(grads[0], -1.0, 1.0), weight)])
+        scaler.step(optimizer, [(tf.clip_by_value(unscaled, -1.0, 1.0), weight)])
+        update = scaler.update()
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(update)
+            assert session.run(weight) == 0.5
+
+
 @_IN_BOTH_MODES
 @pytest.mark.parametrize("clip", _CLIPS)
 @pytest.mark.parametrize("host", _HOSTS)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.distribute import current_replica, on_replica
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
 from tfmp.core.overflow.results import EarlierCheck
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.types import Done, Gradient, Gradients
@@ -148,6 +148,13 @@ class CallOrder:
         num_unscaled = sum(each.gradients.count for each in called)
         num_missing = num_unscaled - num_given - num_later
         is_doubtful = sum(scaled) > num_given or any(each.may_be_unscaled_twice for each in called)
+        unscaled = [each.gradients for each in called]
+        if any(is_computed_from_scaled(grad, unscaled) for grad in grads):
+            raise RuntimeError(
+                f"step cannot tell which gradients of this optimizer ({_name(optimizer)}) are still scaled: some were "
+                "computed from the gradients that unscale got, and not from those that it returned. Clip what unscale "
+                "returned: unscale leaves its argument as it is."
+            )
         if (num_missing < 0 and num_later > 0) or (num_missing > 0 and is_doubtful):
             raise RuntimeError(
                 f"step cannot tell which gradients of this optimizer ({_name(optimizer)}) are still scaled: unscale "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
 
 
 def _sparse(value: float) -> tf.IndexedSlices:
@@ -51,6 +51,31 @@ def test_tensors_of_a_function_have_their_order_too() -> None:
 
     trace(tf.constant(8.0))
     assert found == [True, True, True, False, False]
+
+
+def test_graph_tells_what_is_computed_from_scaled_gradients_and_not_from_results() -> None:
+    found = []
+
+    @tf.function
+    def trace(first: tf.Tensor, second: tf.Tensor) -> None:
+        parts = UnscaledGradients(), UnscaledGradients()
+        older, results = first * 2, [first / 8]
+        parts[0].add([first], results)
+        lazy = second * 2
+        results.append(lazy / 8)
+        parts[1].add([lazy], results[1:])
+        both = tf.linalg.global_norm([first, *results])
+        sparse = tf.IndexedSlices(tf.minimum(lazy, 0.5), tf.constant([0]))
+        within = tf.cond(tf.constant(True), lambda: tf.minimum(lazy, 0.5), lambda: lazy)
+        known = [tf.minimum(first, 0.5), tf.minimum(lazy, 0.5), sparse, within, first, older * 2]
+        known += [results[0], tf.minimum(results[1], 0.5), results[0] * both, tf.constant(1.0), None, tf.Variable]
+        found.extend(is_computed_from_scaled(grad, parts) for grad in known)
+
+    trace(tf.constant([8.0]), tf.constant([8.0]))
+    assert found == [True] * 4 + [False] * 8
+    unscaled = UnscaledGradients()
+    unscaled.add([tf.constant(8.0)], [tf.constant(1.0)])
+    assert not is_computed_from_scaled(tf.constant(1.0), [unscaled])
 
 
 @pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])

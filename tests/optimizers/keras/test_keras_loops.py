@@ -184,6 +184,24 @@ def test_gradients_whose_unscaled_values_are_thrown_away_are_unscaled_or_refused
         assert values(weights) == [0, -1]
 
 
+@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
+@for_every_keras()
+def test_clipping_the_argument_of_get_unscaled_gradients_is_refused_in_a_function(
+    keras: ModuleType, style: str
+) -> None:
+    opt, weights = _linear(keras)
+
+    def step() -> None:
+        grads = _scaled_gradients(opt, weights, style)
+        opt.get_unscaled_gradients(grads)
+        clipped, _ = tf.clip_by_global_norm(grads, 1.0)
+        opt.apply_gradients(zip(clipped, weights, strict=True))
+
+    with pytest.raises(RuntimeError, match=r"apply_gradients got .* clip what get_unscaled_gradients returned"):
+        _run(step, compiled=True)
+    assert values(weights) == [1, 2]
+
+
 @_IN_BOTH_MODES
 @pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
 @for_every_keras()

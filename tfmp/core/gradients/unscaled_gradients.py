@@ -1,11 +1,12 @@
 """Tells which gradients of a step the user has unscaled before it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core.graph_search import ancestors
 from tfmp.core.tensorflow_internals import number_of_tensor
 from tfmp.types import Gradient
 
@@ -75,6 +76,38 @@ class UnscaledGradients:
         """Return whether a gradient was certainly made before all that were returned."""
         number = None if grad is None else number_of_tensor(_values(grad))
         return number is not None and self._first is not None and number < self._first
+
+
+def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
+    """Return whether a gradient was computed from what was passed to be unscaled, and not from what was returned.
+
+    Only the tensors of graphs know from what they were computed. For all others the answer is False.
+
+    Examples:
+        >>> with tf.Graph().as_default():
+        ...     scaled = tf.constant(8.0)
+        ...     unscaled, result = UnscaledGradients(), scaled / 8
+        ...     unscaled.add([scaled], [result])
+        ...     [is_computed_from_scaled(tf.minimum(each, 0.5), [unscaled]) for each in (scaled, result)]
+        [True, False]
+    """
+    values = _values(grad)
+    unscaled = [each for each in unscaled if each.count]
+    if values is None or not unscaled or not tf.is_symbolic_tensor(values):
+        return False
+    if any(each.got(values) or each.returned(values) for each in unscaled):
+        return False
+
+    def is_older(op: tf.Operation) -> bool:
+        return all(each.precede(output) for each in unscaled for output in op.outputs)
+
+    uses_given = False
+    for op in ancestors([values.op], ends_at=is_older):
+        inputs = () if is_older(op) else op.inputs
+        if any(each.returned(tensor) for each in unscaled for tensor in inputs):
+            return False
+        uses_given = uses_given or any(each.got(tensor) for each in unscaled for tensor in inputs)
+    return uses_given
 
 
 def _values(grad: Gradient) -> tf.Tensor | None:

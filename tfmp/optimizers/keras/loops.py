@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import script_lines
 from tfmp.core.distribute import current_replica
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
 from tfmp.core.tensorflow_internals import number_of_tensor
 from tfmp.types import Gradient, Gradients
 
@@ -115,6 +115,12 @@ class LoopRecord:
             raise RuntimeError(
                 "apply_gradients got gradients that were passed to get_unscaled_gradients, and are still multiplied by "
                 "the loss scale: pass what get_unscaled_gradients returned, which leaves its argument as it is."
+            )
+        if any(is_computed_from_scaled(grad, [now.unscaled]) for grad in grads):
+            raise RuntimeError(
+                "apply_gradients got gradients that were computed from those passed to get_unscaled_gradients, and not "
+                "from those that it returned, so they are still multiplied by the loss scale: clip what "
+                "get_unscaled_gradients returned, which leaves its argument as it is."
             )
         if any(others) and not is_like_keras3:
             raise RuntimeError(
