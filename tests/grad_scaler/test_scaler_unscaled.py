@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kerases
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -245,6 +246,20 @@ def test_gradients_in_variables_are_not_guessed_to_be_scaled() -> None:
     training.unscale(sums)
     with pytest.raises(RuntimeError, match="a gradient is a ResourceVariable that was also passed to be unscaled"):
         training.step(sums)
+
+
+@pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])
+def test_sparse_gradients_whose_rows_are_a_variable_or_an_array_are_not_guessed_to_be_unscaled(
+    make: Callable[[list[float]], Any],
+) -> None:
+    training, table = _Training(), tf.Variable([1.0, 1.0])
+    grad = tf.IndexedSlices(make([1024.0]), tf.constant([1]), tf.constant([2]))
+    training.unscale([grad])
+    with pytest.raises(RuntimeError, match=r"a gradient is a \w+ that was also passed to be unscaled"):
+        training.scaler.step(training.optimizer, [(grad, table)])
+    training.scaler.update()
+    training.scaler.step(training.optimizer, [(grad, table)])
+    assert table.numpy().tolist() == [1, 0.5]
 
 
 @pytest.mark.parametrize("makes_own", [False, True], ids=["same gradients", "gradients of each branch"])

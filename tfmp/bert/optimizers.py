@@ -138,7 +138,10 @@ class AdamWeightDecayOptimizer(tf.compat.v1.train.Optimizer):
             ([0.9375, -1.875], 1)
         """
         settings.flag("manual_fp16", manual_fp16)
-        return super().apply_gradients(lists.pairs(grads_and_vars), global_step=global_step, name=name)
+        pairs = lists.pairs(grads_and_vars)
+        own = lists.of_tensors(grad for grad, _ in pairs)
+        given = [(grad, variable) for grad, (_, variable) in zip(own, pairs, strict=True)]
+        return super().apply_gradients(given, global_step=global_step, name=name)
 
     def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
         for variable in var_list:

@@ -33,7 +33,7 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
             raise TypeError(
                 f"grads must be {what}, and it holds {_shown(grad)}: pass the gradients alone, without their variables."
             )
-    return list(map(_of_tensors, listed))
+    return listed
 
 
 def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> None:
@@ -99,7 +99,7 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
         if not (is_pair and _is_variable(pair[1]) and not isinstance(pair[0], str | bytes | Mapping | Sequence | Set)):
             raise TypeError(f"grads_and_vars must be {what}, and it holds {_shown(pair)}: {advice}.")
-    return [(_of_tensors(grad), variable) for grad, variable in listed]
+    return [(grad, variable) for grad, variable in listed]
 
 
 def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
@@ -136,8 +136,20 @@ def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
     return list(given)
 
 
+def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
+    """Return gradients with tensors as the parts of each `IndexedSlices`: these may be arrays or variables.
+
+    The result has other objects, so first ask what needs the user's own.
+
+    Examples:
+        >>> slices = tf.IndexedSlices(tf.Variable([8.0]), np.array([0]), np.array([2]))
+        >>> [type(part) is type(tf.constant(0)) for part in (of_tensors([slices])[0].values, slices.values)]
+        [True, False]
+    """
+    return list(map(_of_tensors, grads))
+
+
 def _of_tensors(grad: Gradient) -> Gradient:
-    """Return an `IndexedSlices` with tensors as its parts, which may be arrays, or variables, whose values change."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     parts = grad.values, grad.indices, grad.dense_shape

@@ -348,6 +348,7 @@ class GradScaler(StepProperties, tf.Module):
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
         """Return the unscaled gradients and the result of checking them."""
         lists.refuse_all_none(grads)
+        grads = lists.of_tensors(grads)
         distribution = self._distribution()
         if not self._enabled:
             averaged = self._averaged(grads, distribution)
@@ -601,11 +602,12 @@ class GradScaler(StepProperties, tf.Module):
         distribution: Distribution,
     ) -> StepPart:
         """Return the part of an optimizer in a step, with averaged gradients."""
-        grads, variables = zip(*pairs, strict=True)
+        passed, variables = zip(*pairs, strict=True)
         if self._enabled:
-            lists.refuse_complex(grads, names_of(variables))
+            lists.refuse_complex(passed, names_of(variables))
         adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
-        checks, scaled = self._iteration.calls.validate_step(optimizer, grads)
+        checks, scaled = self._iteration.calls.validate_step(optimizer, passed)
+        grads = lists.of_tensors(passed)
         if not checks:
             if self._enabled:
                 self._losses.warn_if_not_scaled(grads)

@@ -186,7 +186,10 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         Raises:
             TypeError: `grads_and_vars` does not consist of such pairs.
         """
-        summed = list(self.inner_optimizer.aggregate_gradients(lists.pairs(grads_and_vars)))
+        pairs = lists.pairs(grads_and_vars)
+        own = lists.of_tensors(grad for grad, _ in pairs)
+        given = [(grad, variable) for grad, (_, variable) in zip(own, pairs, strict=True)]
+        summed = list(self.inner_optimizer.aggregate_gradients(given))
         if not summed:
             return summed
         if not self._averages():

@@ -219,7 +219,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         """
         pairs = lists.pairs(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        grads = [grad for grad, _ in pairs]
+        grads = lists.of_tensors(grad for grad, _ in pairs)
         _validate(grads, variables, global_step)
         self._warn_if_never_scaled(grads)
         # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import (
@@ -182,6 +183,21 @@ def test_gradients_whose_unscaled_values_are_thrown_away_are_unscaled_or_refused
     else:
         _run(step, compiled, times=2)
         assert values(weights) == [0, -1]
+
+
+@pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])
+@for_every_keras()
+def test_sparse_gradients_whose_rows_are_a_variable_or_an_array_are_not_guessed_to_be_unscaled(
+    keras: ModuleType, make: Callable[[list[float]], Any]
+) -> None:
+    table, opt = variable(keras, [1, 1]), wrap(optimizer(keras))
+    opt.build([table])
+    opt.get_scaled_loss(tf.constant(1.0))
+    grad = tf.IndexedSlices(make([SCALE]), tf.constant([1]), tf.constant([2]))
+    opt.get_unscaled_gradients([grad])
+    with pytest.raises(RuntimeError, match=r"a gradient is a \w+ that was also passed to be unscaled"):
+        opt.apply_gradients([(grad, table)])
+    assert values([table]) == [[1, 1]]
 
 
 @pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])

@@ -191,7 +191,7 @@ class GradientAccumulator(tf.Module):
             loss_scale = tf.cast(loss_scale, tf.float32)
         else:
             loss_scale = tf.constant(settings.positive("loss_scale", loss_scale), tf.float32)
-        return self.add_unscaled(arithmetic.unscale(lists.gradients(grads), loss_scale), loss_scale)
+        return self.add_unscaled(arithmetic.unscale(lists.of_tensors(lists.gradients(grads)), loss_scale), loss_scale)
 
     @without_autograph
     def add_unscaled(
@@ -207,7 +207,7 @@ class GradientAccumulator(tf.Module):
         Returns:
             The op that adds the gradients; None in eager mode.
         """
-        grads = lists.gradients(grads)
+        grads = lists.of_tensors(lists.gradients(grads))
         self._refuse_outside_of_replicas()
         lists.refuse_other_number(grads, self.sums)
         lists.refuse_all_none(grads)

@@ -165,7 +165,7 @@ def _bound(name: str, value: _Number) -> tf.Tensor:
 
 
 def _validated(given: Iterable[Gradient]) -> list[Gradient]:
-    grads = lists.gradients(given)
+    grads = lists.of_tensors(lists.gradients(given))
     if not grads:
         raise ValueError("grads is empty: pass the gradients, one for each variable.")
     lists.refuse_all_none(grads)

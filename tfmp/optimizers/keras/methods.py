@@ -98,7 +98,7 @@ class MethodsOfKeras(LossScaleOptimizer):
         """As in `tfmp.LossScaleOptimizer`."""
         grads = lists.gradients(grads)
         self._loop.warn_if_never_scaled(grads)
-        unscaled = self._scaler.unscale(grads)
+        unscaled = self._scaler.unscale(lists.of_tensors(grads))
         self._loop.note_unscaled(grads, unscaled)
         return unscaled
 
@@ -132,7 +132,7 @@ class MethodsOfKeras(LossScaleOptimizer):
         adapter.refuse_unknown_variables(grads)
         if not are_scaled:
             grads = self._all_unscaled(grads, facts.loss_scale)
-        done = self._apply_or_accumulate(adapter, grads, facts, are_scaled=are_scaled)
+        done = self._apply_or_accumulate(adapter, lists.of_tensors(grads), facts, are_scaled=are_scaled)
         self._loop.note_applied()
         return done
 
