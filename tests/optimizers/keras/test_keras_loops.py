@@ -1,5 +1,6 @@
 """Custom training loops in every Keras: all ways of writing them train alike."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -240,6 +241,31 @@ def test_part_that_is_not_unscaled_is_unscaled_by_the_step_or_refused(
     else:
         _run(step, compiled, times=2)
         assert values(weights) == [0.5, -1]
+
+
+@_IN_BOTH_MODES
+@pytest.mark.parametrize("before", ["failed", "only looked at"])
+@for_every_keras()
+def test_part_that_is_not_unscaled_is_refused_after_gradients_that_were_unscaled_without_a_step(
+    keras: ModuleType, before: str, compiled: bool
+) -> None:
+    opt, weights = _linear(keras)
+
+    def failing() -> None:
+        opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
+        if before == "failed":
+            raise ValueError(before)
+
+    def step() -> None:
+        grads = _scaled_gradients(opt, weights, "get_scaled_loss")
+        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads[:1]), 0.5)
+        opt.apply_gradients(zip([*clipped, *grads[1:]], weights, strict=True))
+
+    with pytest.raises(ValueError, match=before) if before == "failed" else contextlib.nullcontext():
+        _run(failing, compiled)
+    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
+        _run(step, compiled)
+    assert values(weights) == [1, 2]
 
 
 @for_every_keras()

@@ -45,8 +45,8 @@ class UnscaledGradients:
         """Remember the gradients that the user passed, and what was returned for them."""
         results = [_values(grad) for grad in returned if grad is not None]
         self.count += len(results)
-        numbers = [number for number in map(number_of_tensor, results) if number is not None]
-        self._first = min([*numbers, *([] if self._first is None else [self._first])], default=None)
+        first = number_of_first(results)
+        self._first = min((each for each in (first, self._first) if each is not None), default=None)
         self._returned.update((id(values), values) for values in results if _has_identity(values))
         known = [values for values in map(_values, given) if _has_identity(values)]
         self._given.update((id(values), values) for values in known)
@@ -74,8 +74,14 @@ class UnscaledGradients:
 
     def precede(self, grad: Gradient) -> bool:
         """Return whether a gradient was certainly made before all that were returned."""
-        number = None if grad is None else number_of_tensor(_values(grad))
+        number = number_of_first([grad])
         return number is not None and self._first is not None and number < self._first
+
+
+def number_of_first(grads: Iterable[Gradient]) -> int | None:
+    """Return the number of the tensor that was made first; None if no gradient is a tensor."""
+    numbers = [number_of_tensor(_values(grad)) for grad in grads]
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:

@@ -1,14 +1,14 @@
 """Records what the user's training loop calls, which tells whether its gradients are scaled."""
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core import script_lines
 from tfmp.core.distribute import current_replica
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, number_of_first
 from tfmp.core.tensorflow_internals import number_of_tensor
 from tfmp.types import Gradient, Gradients
 
@@ -22,15 +22,29 @@ class _SinceApplied:
 
     def __init__(self) -> None:
         self.unscaled = UnscaledGradients()
-        #: The number of the first scaled loss.
-        self.first_loss: int | None = None
+        # The numbers of a scaled loss and of the first result of unscaling after it, which is None at first. A loop may
+        # unscale without a step, only to look at gradients, or fail before the step.
+        self._spans: deque[tuple[int, int | None]] = deque(maxlen=64)
+
+    def note_scaled(self, loss: tf.Tensor) -> None:
+        """Remember the first loss that is scaled after the last gradients were unscaled."""
+        number = number_of_tensor(loss)
+        if number is not None and not self._is_span_open():
+            self._spans.append((number, None))
+
+    def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
+        """Remember gradients that the user passed to be unscaled, and what was returned for them."""
+        self.unscaled.add(grads, returned)
+        if self._is_span_open():
+            self._spans[-1] = (self._spans[-1][0], number_of_first(returned))
+
+    def _is_span_open(self) -> bool:
+        return bool(self._spans) and self._spans[-1][1] is None
 
     def is_in_between(self, grad: Gradient) -> bool:
-        """Return whether a gradient was made after the loss was scaled, and before gradients were first unscaled."""
-        values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
-        number = number_of_tensor(values)
-        is_after = self.first_loss is not None and number is not None and number > self.first_loss
-        return is_after and self.unscaled.precede(grad)
+        """Return whether a gradient was made after a loss was scaled, and before gradients were first unscaled then."""
+        number = number_of_first([grad])
+        return number is not None and any(loss < number < result for loss, result in self._spans if result is not None)
 
 
 class LoopRecord:
@@ -87,15 +101,13 @@ class LoopRecord:
     def note_scaled(self, call: _Call, loss: tf.Tensor) -> tf.Tensor:
         """Remember and return a scaled loss, and the method that scaled it."""
         self.last_call = self._last_scaling = call
-        now = self._since_applied[current_replica()]
-        if now.first_loss is None:
-            now.first_loss = number_of_tensor(loss)
+        self._since_applied[current_replica()].note_scaled(loss)
         return loss
 
     def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
         """Remember a call of `get_unscaled_gradients`."""
         self.last_call = "get_unscaled_gradients"
-        self._since_applied[current_replica()].unscaled.add(grads, returned)
+        self._since_applied[current_replica()].note_unscaled(grads, returned)
 
     def note_applied(self) -> None:
         """Remember that gradients were applied, and forget what was called before."""
