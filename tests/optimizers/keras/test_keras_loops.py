@@ -220,27 +220,28 @@ def test_clipping_the_argument_of_get_unscaled_gradients_is_refused_in_a_functio
 
 
 @_IN_BOTH_MODES
+@pytest.mark.parametrize("other", ["part", "penalty"])
 @pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
 @for_every_keras()
-def test_part_that_is_not_unscaled_is_unscaled_by_the_step_or_refused(
-    keras: ModuleType, style: str, compiled: bool
+def test_gradients_that_are_not_unscaled_with_the_others_are_refused(
+    keras: ModuleType, style: str, other: str, compiled: bool
 ) -> None:
     opt, weights = _linear(keras)
 
     def step() -> None:
-        grads = _scaled_gradients(opt, weights, style)
-        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads[:1]), 0.5)
-        opt.apply_gradients(zip([*clipped, *grads[1:]], weights, strict=True))
+        first, second = _scaled_gradients(opt, weights, style)
+        if other == "penalty":
+            with tf.GradientTape() as tape:
+                penalty = weights[1] * weights[1]
+            second = tape.gradient(penalty, weights[1])
+        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients([first]), 0.5)
+        opt.apply_gradients(zip([*clipped, second], weights, strict=True))
 
-    if style == "get_scaled_loss":
-        with pytest.raises(
-            RuntimeError, match=r"apply_gradients got 1 gradients that were computed after the loss was"
-        ):
-            _run(step, compiled)
-        assert values(weights) == [1, 2]
-    else:
-        _run(step, compiled, times=2)
-        assert values(weights) == [0.5, -1]
+    with pytest.raises(
+        RuntimeError, match=r"apply_gradients got gradients \(1 of 2\) that were computed after the loss was scaled"
+    ):
+        _run(step, compiled)
+    assert values(weights) == [1, 2]
 
 
 @_IN_BOTH_MODES

@@ -134,13 +134,14 @@ class LoopRecord:
                 "from those that it returned, so they are still multiplied by the loss scale: clip what "
                 "get_unscaled_gradients returned, which leaves its argument as it is."
             )
-        if any(others) and not is_like_keras3:
+        if any(others):
             raise RuntimeError(
-                f"apply_gradients got {sum(others)} gradients that were computed after the loss was scaled, and that "
-                "get_unscaled_gradients did not get: they would be applied as they are. Unscale them too; or, if their "
-                "loss was not scaled, compute them after get_unscaled_gradients is called."
+                f"apply_gradients got gradients ({sum(others)} of {len(grads)}) that were computed after the loss was "
+                "scaled, and that get_unscaled_gradients did not get: it cannot be known whether they are multiplied "
+                "by the loss scale. Unscale them too; or, if their loss was not scaled, compute them after "
+                "get_unscaled_gradients is called."
             )
-        return [is_given or is_other for is_given, is_other in zip(got, others, strict=True)]
+        return got
 
     def warn_if_never_scaled(self, grads: Gradients) -> None:
         """Warn if gradients passed to `get_unscaled_gradients` cannot be of a scaled loss."""
