@@ -457,6 +457,18 @@ def test_arguments_of_torch_are_refused(arguments: tuple[Any, ...], keywords: di
         tfmp.GradScaler(*arguments, **keywords)
 
 
+def test_subclass_may_have_arguments_like_those_of_torch() -> None:
+    class OfSubclass(tfmp.GradScaler):
+        def __init__(self, device: str, *scales: float, init_scale: float = 1.0) -> None:
+            super().__init__(max([init_scale, *scales]))
+            self.device = device
+
+    for scaler in (OfSubclass("cuda", 2.0, 8.0), OfSubclass(device="cuda", init_scale=8.0)):
+        assert (scaler.device, float(scaler.loss_scale)) == ("cuda", 8)
+    with pytest.raises(TypeError, match="takes no device, got 'cuda'"):
+        type("Plain", (tfmp.GradScaler,), {})("cuda")
+
+
 @pytest.mark.parametrize("front_end", ["GradScaler", "tf1", *kerases.installed()])
 def test_loss_that_is_scaled_outside_of_the_tape_is_named_as_a_cause(front_end: str) -> None:
     weight, sgd = tf.Variable(1.0), _sgd()

@@ -114,6 +114,9 @@ class GradScaler(StepProperties, tf.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the constructor's arguments
         """Refuse torch's arguments, of which Python would only say that there are too many."""
+        if cls.__init__ is not GradScaler.__init__:
+            # A subclass may have such arguments of its own.
+            return super().__new__(cls)
         settings.refuse_arguments_of_torch("tfmp.GradScaler(init_scale)", args[0] if args else None, kwargs)
         if len(args) > 1:
             raise TypeError(

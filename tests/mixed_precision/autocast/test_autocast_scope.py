@@ -369,6 +369,15 @@ def test_arguments_of_torch_are_refused_by_name(
         tfmp.autocast(*arguments, **keywords)
 
 
+def test_subclass_may_have_arguments_like_those_of_torch() -> None:
+    class OfSubclass(tfmp.autocast):
+        def __init__(self, device_type: str) -> None:
+            super().__init__("bfloat16")
+            self.device_type = device_type
+
+    assert OfSubclass("cuda").device_type == OfSubclass(device_type="cuda").device_type == "cuda"
+
+
 def test_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises((TypeError, ValueError), match=r"got <function _product.* write @tfmp\.autocast\(\)"):
         tfmp.autocast(_product)

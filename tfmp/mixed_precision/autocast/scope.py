@@ -69,6 +69,9 @@ class autocast:  # noqa: N801 - a context manager, with the name that it has in 
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the constructor's arguments
         """Refuse torch's arguments, of which Python would only say that there are too many."""
+        if cls.__init__ is not autocast.__init__:
+            # A subclass may have such arguments of its own.
+            return super().__new__(cls)
         call = f"tfmp.autocast({kwargs.get('dtype', 'float16')!r})"
         settings.refuse_arguments_of_torch(call, args[0] if args else None, kwargs)
         return super().__new__(cls)
