@@ -149,12 +149,14 @@ def test_repr_shows_the_settings_that_are_not_the_default(settings: dict[str, bo
     )
 
 
-_IN_BOTH_WAYS = pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))], ids=["deepcopy", "pickle"]
+_IN_ALL_WAYS = pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))],
+    ids=["copy", "deepcopy", "pickle"],
 )
 
 
-@_IN_BOTH_WAYS
+@_IN_ALL_WAYS
 @pytest.mark.parametrize(
     "settings",
     [
@@ -187,7 +189,19 @@ def test_copy_goes_on_from_the_same_state_by_itself(copied: Callable[..., Any], 
     assert step(scaler, 1.0, math.inf, 2.0) == after
 
 
-@_IN_BOTH_WAYS
+@_IN_ALL_WAYS
+def test_copy_shares_no_detector(copied: Callable[..., Any]) -> None:
+    scaler = tfmp.GradScaler(8, skip_spikes=tfmp.SpikeDetector(), overflow_detector=tfmp.SaturationDetector())
+    made, before = copied(scaler), scaler.state_dict()
+    weight = tf.Variable(0.0)
+    made.step(_sgd(), [(made.scale(tf.constant(2.0)), weight)])
+    made.update()
+    assert (scaler.state_dict(), made.state_dict() == before) == (before, False)
+    assert made.spike_detector is not scaler.spike_detector
+    assert made._overflow_detector is not scaler._overflow_detector
+
+
+@_IN_ALL_WAYS
 @pytest.mark.parametrize("compiled", [False, True])
 def test_scaler_is_not_copied_within_an_iteration(copied: Callable[..., Any], compiled: bool) -> None:
     scaler = tfmp.GradScaler(8)
@@ -212,7 +226,7 @@ class _Halving(tfmp.LossScaleManager):  # type: ignore[misc] # of any type
         return self.scale.assign(tf.where(finite_grads, self.scale, self.scale / 2))
 
 
-@_IN_BOTH_WAYS
+@_IN_ALL_WAYS
 def test_manager_of_a_user_is_copied_as_it_is(copied: Callable[..., Any]) -> None:
     scaler = tfmp.GradScaler(manager=_Halving())
     _overflow(scaler)

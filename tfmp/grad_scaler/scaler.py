@@ -1,5 +1,6 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -563,6 +564,10 @@ class GradScaler(StepProperties, tf.Module):
         load_spikes = self.spike_detector.loading(of_manager.pop(_SPIKES))
         self.manager.load_state_dict(of_manager)
         load_spikes()
+
+    def __copy__(self) -> "Self":
+        """Return a copy that shares nothing with the scaler, as `copy.deepcopy` does."""
+        return copy.deepcopy(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what `pickle` and `copy` make a scaler of.
