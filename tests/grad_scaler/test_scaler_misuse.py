@@ -360,6 +360,9 @@ def test_calls_without_gradients_are_refused() -> None:
         training.scaler.step_all([])
     # The refused calls were not recorded.
     training.unscale()
+    for grads in ([], [None]):
+        with pytest.raises(ValueError, match="every gradient is None: the loss depends on none of the variables"):
+            training.scaler.unscale(training.optimizer, grads)
     training.step()
 
 

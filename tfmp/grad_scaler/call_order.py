@@ -95,7 +95,7 @@ class CallOrder:
         # In a window the overflows of all variables were counted.
         has_window = grads is None or any(each.earlier.of_micro_batches for each in before)
         were_returned = any(each.gradients.returned(grad) for each in before for grad in given)
-        were_given = all(any(each.gradients.got(grad) for each in before) for grad in given)
+        were_given = bool(given) and all(any(each.gradients.got(grad) for each in before) for grad in given)
         if has_window or were_returned or were_given:
             raise RuntimeError(
                 f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update"
