@@ -76,3 +76,17 @@ def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.M
         seen.append((on_replica(), current_replica()))
     two_replicas.run(lambda: seen.append((on_replica(), current_replica())))
     assert seen == [(False, None), (False, None), (True, 0), (True, 1)]
+
+
+def test_replica_whose_number_is_known_only_when_a_function_runs_has_none(
+    two_replicas: tf.distribute.MirroredStrategy,
+) -> None:
+    found = []
+
+    @tf.function
+    def trace(number: tf.Tensor) -> None:
+        with tf.distribute.ReplicaContext(two_replicas, number):
+            found.append(current_replica())
+
+    trace(tf.constant(1))
+    assert found == [None]

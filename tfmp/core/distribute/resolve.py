@@ -72,4 +72,6 @@ def current_replica() -> int | None:
     # A replica is not identified by its thread: a strategy uses new threads in each run, and the operating system gives
     # them numbers that other threads had before.
     context = tf.distribute.get_replica_context() if on_replica() else None
-    return None if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+    # A strategy that is refused later may not know the number while a function is traced.
+    number = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
+    return None if number is None else int(number)
