@@ -224,7 +224,8 @@ def test_step_is_refused_if_some_gradients_may_be_scaled_or_not(
 ) -> None:
     training = _Training()
     message = (
-        r"step cannot tell which gradients of this optimizer .* Compute all gradients before you first call unscale"
+        r"step cannot tell which gradients of this optimizer .* unscale returned \d gradients, but \d of the gradients "
+        r"passed to step may be among them or computed from them. Compute all gradients before you first call unscale"
     )
     with pytest.raises(RuntimeError, match=message):
         training.run(lambda factor: mistake(training, training.scaled(factor)), compiled, 3.0)

@@ -158,10 +158,10 @@ class CallOrder:
         if (num_missing < 0 and num_later > 0) or (num_missing > 0 and is_doubtful):
             raise RuntimeError(
                 f"step cannot tell which gradients of this optimizer ({_name(optimizer)}) are still scaled: unscale "
-                f"returned {num_unscaled} gradients, and {num_given + num_later} of those that step got can be these. "
-                "Compute all gradients before you first call unscale, unscale each of them once, in one call or in a "
-                "call for each group, and pass all of them to step; call abandon() first if an exception ended the "
-                "iteration before."
+                f"returned {num_unscaled} gradients, but {num_given + num_later} of the gradients passed to step may "
+                "be among them or computed from them. Compute all gradients before you first call unscale, unscale "
+                "each of them once, in one call or in a call for each group, and pass all of them to step; call "
+                "abandon() first if an exception ended the iteration before."
             )
 
     def _refuse_unscaled_elsewhere(self, optimizer: object, grads: Gradients) -> None:

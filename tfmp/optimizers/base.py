@@ -301,7 +301,9 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
             TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
             ValueError: Every gradient is None; or is_distributed=True, but neither Horovod nor a strategy distributes
                 the training.
-            RuntimeError: A strategy is active, and the call is not made on its replicas.
+            RuntimeError: A strategy is active, and the call is not made on its replicas; or, with Keras, gradients that
+                were passed to `get_unscaled_gradients`, or computed from these, are applied in place of its result, and
+                the wrapper cannot unscale them; or `get_unscaled_gradients` did not get all gradients of the loss.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
         """
         return super().apply_gradients(grads_and_vars, *args, **kwargs)

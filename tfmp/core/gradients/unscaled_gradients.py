@@ -63,7 +63,8 @@ class UnscaledGradients:
         if not isinstance(values, tf.Tensor):
             raise RuntimeError(
                 f"a gradient is a {type(values).__name__} that was also passed to be unscaled, and its values may have "
-                "been replaced since: pass on the gradients that were returned."
+                "been replaced since: pass on the gradients that were returned, or copy its values first: "
+                "tf.identity(gradient)."
             )
         return True
 
