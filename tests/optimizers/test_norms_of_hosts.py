@@ -131,6 +131,38 @@ def test_norm_is_measured_before_the_script_clips(host: str, mode: str, clip: An
     assert np.sqrt(sum(np.sum(weight**2) for weight in made.weights())) < 1.1
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda function: tf.cond(tf.constant(value=True), function, lambda: None),
+        lambda function: tf.function(function)(),
+        lambda function: tf.cond(tf.constant(value=True), tf.function(function), lambda: None),
+    ],
+    ids=["in a branch", "in a function", "in a function in a branch"],
+)
+@pytest.mark.parametrize("outer", ["eager", "function"])
+@pytest.mark.parametrize("host", [name for name in for_every_host.args[1] if name != "scaler"])
+def test_norm_is_measured_before_the_script_clips_in_inner_code(host: str, outer: str, call: Any) -> None:
+    made = training(host, [[2], [4]])
+    made.opt.record_gradient_norm()
+
+    def step() -> None:
+        grads_and_vars = made.opt.compute_gradients(
+            lambda: 3 * made.variables[0][0] + tf.reduce_sum(made.variables[1] * 2.0), made.variables
+        )
+        grads, variables = zip(*grads_and_vars, strict=True)
+
+        def clip_and_apply() -> None:
+            clipped, _ = tfmp.clip_by_global_norm(grads, 0.5)
+            made.opt.apply_gradients(zip(clipped, variables, strict=True))
+
+        call(clip_and_apply)
+
+    MODES[outer](step)()
+    assert float(made.opt.gradient_norm) == 5
+    np.testing.assert_allclose(np.sqrt(sum(np.sum(weight**2) for weight in made.weights())), 0.5, rtol=1e-6)
+
+
 @pytest.mark.parametrize("clip", [tf.clip_by_global_norm, tfmp.clip_by_global_norm])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_norm_of_a_scaler_is_measured_before_the_script_clips_by_any_function(mode: str, clip: Any) -> None:

@@ -1,6 +1,7 @@
 """Remembers from which gradients others were clipped, for steps whose norm before clipping somebody wants to know."""
 
 import weakref
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -11,6 +12,8 @@ from tfmp.types import Gradient
 #: it was clipped; None if it was not clipped.
 _Known: TypeAlias = dict[int, tuple["weakref.ref[tf.Tensor]", Gradient]]
 
+# State of the module, because `tfmp.clip_by_norm` and its like are free functions: they get gradients alone, and know
+# no step that could keep this. An entry goes with its tensor.
 _IN_EAGER_CODE: _Known = {}
 _IN_GRAPH = ("tfmp", "unclipped")
 
@@ -45,17 +48,18 @@ def unclipped(grad: Gradient) -> Gradient:
 
 
 def _remember(grad: Gradient, before: Gradient) -> None:
-    values, known = _values(grad), _known()
+    values = _values(grad)
     if values is not None:
-        number = id(values)
+        known, number = _known_here(), id(values)
         known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
 
 
 def _of(grad: Gradient) -> tuple["weakref.ref[tf.Tensor]", Gradient] | None:
-    return _known().get(id(_values(grad)))
+    number = id(_values(grad))
+    return next((known[number] for known in _known_around() if number in known), None)
 
 
-def _known() -> _Known:
+def _known_here() -> _Known:
     if tf.executing_eagerly():
         return _IN_EAGER_CODE
     # In the graph itself, which refers to its tensors, and is deleted together with them.
@@ -63,6 +67,18 @@ def _known() -> _Known:
     if not kept:
         kept[:] = [{}]
     return kept[0]
+
+
+def _known_around() -> Iterator[_Known]:
+    """Yield what is known in the current graph, in the graphs around it, and in eager code.
+
+    The graph of a function, which can be a branch, may clip gradients of the code around it.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield from graph.get_collection(_IN_GRAPH)
+        graph = getattr(graph, "outer_graph", None)
+    yield _IN_EAGER_CODE
 
 
 def _values(grad: Gradient) -> tf.Tensor | None:
