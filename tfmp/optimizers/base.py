@@ -374,8 +374,8 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         """For Keras: make an optimizer from a configuration that `get_config` returned.
 
         Args:
-            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`. Nothing that it names is
-                imported.
+            config: The configuration, of this class or of Keras' own `LossScaleOptimizer`. No module that it names is
+                imported, except those of Keras, TensorFlow and tfmp.
             custom_objects: The classes that the configuration names, by their names, if they are not registered with
                 Keras and their modules are not imported.
 

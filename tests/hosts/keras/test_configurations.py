@@ -1,6 +1,5 @@
 """A configuration makes objects of classes that the program has, and imports no module."""
 
-import contextlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -72,15 +71,68 @@ def test_module_that_a_part_of_a_part_names_is_not_imported(keras: ModuleType, n
     for kind in _kinds(keras):
         opt = _wrapped(keras, kind)
         config = opt.get_config()
-        for part, setting in [("inner_optimizer", "learning_rate"), ("loss_scale_manager", "init_loss_scale")]:
-            inner = {**config[part], "config": {**config[part]["config"], setting: evil}}
-            # Keras takes the name of the class for a learning rate in some versions.
-            with contextlib.suppress(TypeError, ValueError):
-                type(opt).from_config({**config, part: inner})
-            assert not_imported not in sys.modules
+        name = type(opt.inner_optimizer).__name__
+        # The class is known under the second name while the optimizer is made.
+        for nested in (evil, [evil], {"of": evil}, _described(not_imported, f"tfmp>found as {name}", "Thing")):
+            for part, setting in [("inner_optimizer", "learning_rate"), ("loss_scale_manager", "init_loss_scale")]:
+                inner = {**config[part], "config": {**config[part]["config"], setting: nested}}
+                with pytest.raises(ValueError, match=rf"names {not_imported}\..*, which is neither registered with"):
+                    type(opt).from_config({**config, part: inner})
         with pytest.raises(TypeError, match=r"a tfmp\.OverflowDetector"):
             type(opt).from_config({**config, "overflow_detector": evil})
     assert not_imported not in sys.modules
+
+
+@for_every_keras()
+def test_module_of_a_function_in_a_part_is_not_imported(keras: ModuleType, not_imported: str) -> None:
+    # Keras 2 looks for a function by the name in the field "config", and not by the registered one.
+    keras.saving.register_keras_serializable(package="test_configurations", name="registered")(lambda step: step)
+    function = {**_described(not_imported, "function", "test_configurations>registered"), "config": "thing"}
+    opt = _wrapped(keras, "new")
+    config = opt.get_config()
+    inner = {**config["inner_optimizer"], "config": {**config["inner_optimizer"]["config"], "learning_rate": function}}
+    with pytest.raises(ValueError, match=rf"names {not_imported}\.thing, which is neither registered with"):
+        type(opt).from_config({**config, "inner_optimizer": inner})
+    assert not_imported not in sys.modules
+
+
+@for_every_keras()
+def test_module_of_a_layer_in_a_recomputed_model_is_not_imported(keras: ModuleType, not_imported: str) -> None:
+    own = type("Own", (keras.Model,), {"__module__": __name__})
+    inputs = keras.Input([2])
+    model = tfmp.recompute_layers(own(inputs, keras.layers.Dense(2, name="block")(inputs)), "block")
+    config = model.get_config()
+    assert type(model).from_config(config, {"Own": own}).count_params() == 6
+    # The class of the model is known under the second name while its layers are made.
+    for name in ("tfmp>found as Own", "Thing"):
+        for layer in config["model"]["config"]["layers"]:
+            layer.update(_described(not_imported, name, "package>Thing"))
+        with pytest.raises(ValueError, match=rf"names {not_imported}\.{name}, which is neither registered with"):
+            type(model).from_config(config, {"Own": own})
+    assert not_imported not in sys.modules
+
+
+@for_every_keras()
+def test_parts_of_a_part_may_be_registered_or_of_an_imported_module(keras: ModuleType) -> None:
+    schedule = type("_Half", (keras.optimizers.schedules.ExponentialDecay,), {"__module__": "a_module_that_is_gone"})
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(schedule(0.5, 1, 0.5)))
+    again = type(opt).from_config(opt.get_config(), {"_Half": schedule, "Custom>_Half": schedule})
+    assert type(again.inner_optimizer._learning_rate) is schedule
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
+    again = type(opt).from_config(opt.get_config())
+    assert type(again.inner_optimizer._learning_rate) is keras.optimizers.schedules.ExponentialDecay
+
+
+@pytest.mark.parametrize("part", ["inner_optimizer", "loss_scale_manager", "skip_spikes"])
+@pytest.mark.parametrize(
+    "bad", [{}, {"config": {}}, {"class_name": None, "config": {}}, {"class_name": "A", "config": 1}], ids=str
+)
+@for_every_keras()
+def test_dictionary_that_is_no_configuration_is_refused(keras: ModuleType, part: str, bad: dict[str, Any]) -> None:
+    for kind in _kinds(keras):
+        opt = _wrapped(keras, kind)
+        with pytest.raises(ValueError, match=r"must be a configuration with class_name and config, got \{"):
+            type(opt).from_config({**opt.get_config(), part: bad})
 
 
 @pytest.mark.parametrize("part", ["inner_optimizer", "loss_scale_manager", "skip_spikes"])

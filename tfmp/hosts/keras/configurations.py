@@ -1,13 +1,18 @@
 """Makes an object from a configuration that Keras saved, and imports nothing that the configuration names.
 
-`deserialize_keras_object` of Keras 2 imports the module of a class that it does not know, and runs what it finds there.
-Configurations come in files, perhaps from somebody else. So only classes count that the program has already.
+`deserialize_keras_object` of Keras 2 imports the module of a class or function that it does not know, and runs what it
+finds there. Configurations come in files, perhaps from somebody else. So only classes and functions count that the
+program has already, also in configurations within the configuration: of layers, schedules, regularizers.
+
+Excepted are modules of Keras, TensorFlow and tfmp.
 """
 
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
+
+from tfmp.hosts.keras.own_code import OWN_PACKAGES, is_from
 
 
 def object_of_config(
@@ -27,20 +32,24 @@ def object_of_config(
         custom_objects: The user's classes, by their names.
 
     Raises:
-        ValueError: The class is not of these kinds; or it is not registered, not one of `custom_objects`, and its
-            module is not imported.
+        ValueError: The class is not of these kinds; or it, or what a configuration within this one names, is not
+            registered, not one of `custom_objects`, and its module is not imported; or a dictionary is no
+            configuration.
     """
     if not isinstance(config, Mapping):
         return config
+    allowed = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+    if not isinstance(config.get("class_name"), str) or not isinstance(config.get("config"), Mapping | None):
+        raise ValueError(
+            f"the dictionary of a {allowed} must be a configuration with class_name and config, got {config!r}."
+        )
     found = _class_of(keras, config, own_classes, custom_objects)
     if found is None:
-        raise ValueError(
-            f"the configuration names {_shown(config)}, which is neither registered with {keras.__name__} nor in a "
-            "module that is imported: import it before, or pass it in custom_objects by the name of its class."
-        )
+        raise _unknown(keras, config)
+    for part in config.values():
+        _refuse_to_import(keras, part, custom_objects)
     # What is registered need not be a class: any object with `from_config` can stand for one.
     if isinstance(found, type) and not issubclass(found, kinds):
-        allowed = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise ValueError(f"the configuration names {_shown(config)}, where it must name a subclass of {allowed}.")
     # Under a name of its own, so that Keras does not look for another class.
     name = f"tfmp>found as {config['class_name']}"
@@ -76,6 +85,38 @@ def _class_of(
     return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
+def _refuse_to_import(
+    keras: ModuleType,
+    value: Any,  # noqa: ANN401 - what a file holds
+    custom_objects: Mapping[str, Any] | None,
+) -> None:
+    """Raise an error if `deserialize_keras_object` of Keras 2 would import a module for a part of a configuration."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _refuse_to_import(keras, each, custom_objects)
+    if not isinstance(value, Mapping):
+        return
+    module = value.get("module")
+    may_be_imported = not isinstance(module, str) or is_from(OWN_PACKAGES | {"builtins"}, module)
+    if "class_name" in value and not may_be_imported and module not in sys.modules:
+        name = value.get("config") if _is_function(value) else value.get("registered_name", value["class_name"])
+        if not isinstance(name, str) or keras.saving.get_registered_object(name, custom_objects) is None:
+            raise _unknown(keras, value)
+    for each in value.values():
+        _refuse_to_import(keras, each, custom_objects)
+
+
+def _is_function(config: Mapping[str, Any]) -> bool:
+    return bool(config["class_name"] == "function")
+
+
+def _unknown(keras: ModuleType, config: Mapping[str, Any]) -> ValueError:
+    return ValueError(
+        f"the configuration names {_shown(config)}, which is neither registered with {keras.__name__} nor in a module "
+        "that is imported: import it before, or pass it in custom_objects by its name."
+    )
+
+
 def _shown(config: Mapping[str, Any]) -> str:
-    module, name = config.get("module"), config["class_name"]
+    module, name = config.get("module"), config.get("config" if _is_function(config) else "class_name")
     return f"the class {name}" if module is None else f"{module}.{name}"
