@@ -42,7 +42,7 @@ def test_step_finds_the_check_of_unscale_until_update() -> None:
     assert calls.validate_step("adam", [grad]) == ([], [True])
     calls.note_step("sgd", None)
     calls.end()
-    assert calls.validate_step("sgd", [grad]) == ([], [True])
+    assert calls.validate_step("sgd", [tf.constant(1.0)]) == ([], [True])
 
 
 @pytest.mark.parametrize("stepped", ["sgd", "adam"])

@@ -365,3 +365,69 @@ def test_gradients_of_a_trace_do_not_outlive_it() -> None:
     del iterate
     gc.collect()
     assert [each() for each in seen] == [None] * 4
+
+
+@_IN_BOTH_MODES
+def test_infinity_in_a_gradient_that_was_unscaled_and_left_out_skips_the_step(compiled: bool) -> None:
+    training = _Training()
+
+    def iterate(factor: tf.Tensor) -> None:
+        grads = training.scaled(factor)
+        training.unscale([grads[0] * factor, grads[1]])
+        training.step(grads[1:])
+
+    assert training.run(iterate, compiled, math.inf) == (1, 2, 512, 1)
+
+
+@_IN_BOTH_MODES
+def test_norm_counts_gradients_once_that_are_unscaled_twice(compiled: bool) -> None:
+    training = _Training()
+    training.scaler.record_gradient_norm()
+
+    def iterate(factor: tf.Tensor) -> None:
+        grads = training.scaled(factor)
+        unscaled = training.unscale(grads)
+        training.step([unscaled[0] * 0.5, grads[1]])
+
+    assert training.run(iterate, compiled, 0.0) == (0.75, 2, 1024, 0)
+    assert float(training.scaler.gradient_norm) == 1
+    assert training.run(iterate, compiled, math.sqrt(3)) == (0.5, round(2 - math.sqrt(3) / 2, 6), 1024, 0)
+    assert float(training.scaler.gradient_norm) == pytest.approx(2)
+
+
+def test_gradients_that_were_unscaled_before_the_last_update_are_not_unscaled_again() -> None:
+    training = _Training()
+    unscaled = training.unscale(training.scaled(tf.constant(3.0)))
+    training.scaler.update()
+    with pytest.raises(RuntimeError, match=r"unscale returned before the last update: they would be divided .* twice"):
+        training.step(unscaled)
+    first = training.unscale(training.scaled(tf.constant(3.0))[:1])
+    with pytest.raises(RuntimeError, match="cannot tell which gradients"):
+        training.step([first[0], unscaled[1]])
+    assert [float(weight) for weight in training.weights] == [1, 2]
+
+
+@_IN_BOTH_MODES
+def test_zeros_may_stand_for_a_gradient_that_is_none(compiled: bool) -> None:
+    training = _Training()
+
+    def iterate(factor: tf.Tensor) -> None:
+        unscaled = training.unscale([training.scaled(factor)[0], None])
+        training.step([tf.zeros_like(training.weights[0]) if each is None else each for each in unscaled])
+
+    assert training.run(iterate, compiled, 3.0) == (0.5, 2, 1024, 0)
+
+
+def test_groups_that_overlap_are_refused() -> None:
+    training = _Training()
+    grads = training.scaled(tf.constant(3.0))
+    training.unscale(grads[:1])
+    with pytest.raises(RuntimeError, match=r"unscale was called already .* with these gradients"):
+        training.unscale(grads)
+
+
+def test_disabled_scaler_steps_with_gradients_in_variables() -> None:
+    scaler, weight, grad = tfmp.GradScaler(enabled=False), tf.Variable(1.0), tf.Variable(0.5)
+    optimizer = _sgd()
+    scaler.step(optimizer, zip(scaler.unscale(optimizer, [grad]), [weight], strict=True))
+    assert float(weight) == 0.75

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.distribute import current_replica, on_replica
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 from tfmp.core.overflow.results import EarlierCheck
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.types import Done, Gradient, Gradients
@@ -79,6 +79,8 @@ class CallOrder:
     def __init__(self, is_strict: bool = True) -> None:
         self._is_strict = is_strict
         self._unscaled: list[_Unscaled] = []
+        # The gradients of the calls before the last update, which are known as long as somebody else keeps them.
+        self._before: list[UnscaledGradients] = []
         self._step_calls: weakref.WeakKeyDictionary[_Context, list[_Call]] = weakref.WeakKeyDictionary()
         self._ops: weakref.WeakKeyDictionary[_Context, list[tf.Operation]] = weakref.WeakKeyDictionary()
 
@@ -95,7 +97,7 @@ class CallOrder:
         # In a window the overflows of all variables were counted.
         has_window = grads is None or any(each.earlier.of_micro_batches for each in before)
         were_returned = any(each.gradients.returned(grad) for each in before for grad in given)
-        were_given = bool(given) and all(any(each.gradients.got(grad) for each in before) for grad in given)
+        were_given = any(each.gradients.got(grad) for each in before for grad in given)
         if has_window or were_returned or were_given:
             raise RuntimeError(
                 f"unscale was called already for this optimizer ({_name(optimizer)}) since the last update"
@@ -123,17 +125,27 @@ class CallOrder:
         """
         self._refuse_after_step("step", optimizer)
         called = self._unscaled_here(optimizer)
+        if self._is_strict and not called and any(each.returned(grad) for each in self._before for grad in grads):
+            raise RuntimeError(
+                f"step got gradients for this optimizer ({_name(optimizer)}) that unscale returned before the last "
+                "update: they would be divided by the loss scale twice. Call update after step, once for all "
+                "optimizers."
+            )
         if not called:
             self._refuse_unscaled_elsewhere(optimizer, grads)
             return [], [True] * len(grads)
         if any(self._are_arguments(each, grads) for each in called):
             raise RuntimeError(_outside(optimizer))
         unscaled = [each.gradients for each in called]
-        scaled = [_is_scaled(grad, unscaled) for grad in grads]
+        known = [any(each.returned(grad) for each in self._before) for grad in grads]
+        scaled = [not is_known and _is_scaled(grad, unscaled) for grad, is_known in zip(grads, known, strict=True)]
         if self._is_strict:
             self._refuse_unknown(optimizer, called, grads, scaled)
-        is_any_unscaled = any(grad is not None and not each for grad, each in zip(grads, scaled, strict=True))
-        return [each.earlier for each in called] if is_any_unscaled else [], scaled
+        return [each.earlier for each in called], scaled
+
+    def got(self, optimizer: object, grad: Gradient) -> bool:
+        """Return whether the user passed this very gradient to `unscale` since the last update."""
+        return any(each.gradients.got(grad) for each in self._unscaled_here(optimizer))
 
     def _refuse_unknown(
         self, optimizer: object, called: "Sequence[_Unscaled]", grads: Gradients, scaled: Sequence[bool]
@@ -144,9 +156,13 @@ class CallOrder:
         If there are fewer, those that were made before may stand in for them.
         """
         num_given = sum(any(each.gradients.got(grad) for each in called) for grad in grads)
-        num_later = sum(grad is not None for grad in grads) - sum(scaled)
+        later = [grad for grad, is_scaled in zip(grads, scaled, strict=True) if grad is not None and not is_scaled]
+        num_later = len(later)
         num_unscaled = sum(each.gradients.count for each in called)
         num_missing = num_unscaled - num_given - num_later
+        if num_missing < 0:
+            # Zeros, which may stand for a gradient that is None, are the same in either magnitude.
+            num_missing = min(0, num_missing + sum(map(is_zero, later)))
         is_doubtful = sum(scaled) > num_given or any(each.may_be_unscaled_twice for each in called)
         unscaled = [each.gradients for each in called]
         if any(is_computed_from_scaled(grad, unscaled) for grad in grads):
@@ -250,6 +266,7 @@ class CallOrder:
         context = self._context()
         step_calls = self._step_calls.pop(context, [])
         self._ops.pop(context, None)
+        self._before = [each.gradients for each in self._unscaled]
         if on_replica():
             # Only this replica's calls are forgotten: the other replicas call `update` themselves.
             replica = current_replica()

@@ -625,6 +625,10 @@ class GradScaler(StepProperties, tf.Module):
             return StepPart(adapter, list(grads), joined(checks))
         # The user has unscaled the other gradients.
         unscaled_rest, check_of_rest = self._unscaled_grads(rest)
+        # The norm counts each gradient once.
+        is_known = [self._iteration.calls.got(optimizer, grad) for grad in passed]
+        others = [None if is_counted else own for own, is_counted in zip(unscaled_rest, is_known, strict=True)]
+        check_of_rest = check_of_rest._replace(unclipped=others)
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled_rest, scaled, strict=True)]
         return StepPart(adapter, given, joined([*checks, check_of_rest]))
 

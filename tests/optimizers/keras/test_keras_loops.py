@@ -270,6 +270,25 @@ def test_part_that_is_not_unscaled_is_refused_after_gradients_that_were_unscaled
 
 
 @for_every_keras()
+def test_gradients_that_were_unscaled_are_not_unscaled_again(keras: ModuleType) -> None:
+    opt, weights = _linear(keras)
+    unscaled = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
+    with pytest.raises(RuntimeError, match=r"got gradients that it returned: they would be divided .* twice"):
+        opt.get_unscaled_gradients(unscaled)
+
+
+@pytest.mark.parametrize("style", ["get_scaled_loss", "scale_loss"])
+@for_every_keras()
+def test_other_half_of_the_gradients_is_not_applied_as_it_is(keras: ModuleType, style: str) -> None:
+    opt, weights = _linear(keras)
+    grads = _scaled_gradients(opt, weights, style)
+    opt.apply_gradients([(opt.get_unscaled_gradients(grads[:1])[0], weights[0])])
+    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
+        opt.apply_gradients([(grads[1], weights[1])])
+    assert values(weights)[1] == 2
+
+
+@for_every_keras()
 def test_gradients_in_true_magnitude_of_another_loss_are_applied_as_they_are(keras: ModuleType) -> None:
     opt, weights = _linear(keras)
     zero = tf.constant(0.0)

@@ -58,7 +58,7 @@ class UnscaledGradients:
             RuntimeError: The gradient is a variable or an array: its values may have been replaced since.
         """
         values = _values(grad)
-        if values is None or self._given.get(id(values)) is not values:
+        if values is None or self._given.get(id(values)) is not values or self.returned(grad):
             return False
         if not isinstance(values, tf.Tensor):
             raise RuntimeError(
@@ -115,6 +115,22 @@ def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients
             return False
         uses_given = uses_given or any(each.got(tensor) for each in unscaled for tensor in inputs)
     return uses_given
+
+
+def is_zero(grad: Gradient) -> bool:
+    """Return whether a gradient is known to be zero, in a graph by the op that makes it.
+
+    Examples:
+        >>> is_zero(tf.zeros([2])), is_zero(tf.constant([0.0, 1.0])), is_zero(None)
+        (True, False, False)
+    """
+    values = _values(grad)
+    if not isinstance(values, tf.Tensor):
+        return False
+    known = tf.get_static_value(values)
+    if known is None:
+        return tf.is_symbolic_tensor(values) and values.op.type == "ZerosLike"
+    return not np.any(known)
 
 
 def _values(grad: Gradient) -> tf.Tensor | None:

@@ -18,7 +18,7 @@ _Call: TypeAlias = Literal["scale_loss", "get_scaled_loss", "get_unscaled_gradie
 
 
 class _SinceApplied:
-    """What a replica called since gradients were last applied."""
+    """What a replica called since gradients were last applied, and when it scaled losses before."""
 
     def __init__(self) -> None:
         self.unscaled = UnscaledGradients()
@@ -107,12 +107,19 @@ class LoopRecord:
     def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
         """Remember a call of `get_unscaled_gradients`."""
         self.last_call = "get_unscaled_gradients"
-        self._since_applied[current_replica()].note_unscaled(grads, returned)
+        since = self._since_applied[current_replica()]
+        if any(map(since.unscaled.returned, grads)):
+            raise RuntimeError(
+                "get_unscaled_gradients got gradients that it returned: they would be divided by the loss scale twice. "
+                "Apply them, or pass the gradients of a scaled loss."
+            )
+        since.note_unscaled(grads, returned)
 
     def note_applied(self) -> None:
         """Remember that gradients were applied, and forget what was called before."""
         replica = current_replica()
-        self._before[replica] = self._since_applied.pop(replica, _SinceApplied()).unscaled
+        since = self._since_applied[replica]
+        self._before[replica], since.unscaled = since.unscaled, UnscaledGradients()
 
     def still_scaled(self, grads: Gradients, *, unscales: bool) -> list[bool]:
         """Return which gradients passed to `apply_gradients`, in a loop that unscales by itself, are still scaled.
