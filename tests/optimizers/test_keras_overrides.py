@@ -137,6 +137,72 @@ def test_scaler_calls_overridden_methods(keras: ModuleType, method: str, unscale
     assert weight.numpy().item() == bare_weight.numpy().item()
 
 
+def _takes_what_keras_refuses(keras: ModuleType, way: str) -> Any:
+    """Return an optimizer of a user's class that is called with variables that it was not built with."""
+    sgd = keras.optimizers.SGD
+
+    def build(self: Any, variables: Any) -> None:
+        self.first = list(variables)
+        self.built = True
+
+    def apply_alone(self: Any, grads_and_vars: Any, **kwargs: Any) -> None:
+        del kwargs
+        for grad, each in grads_and_vars:
+            each.assign_sub(0.25 * grad)
+        self.iterations.assign_add(1)
+
+    def apply_gradients(self: Any, grads_and_vars: Any, **kwargs: Any) -> Any:
+        return sgd.apply_gradients(self, list(grads_and_vars)[:1], **kwargs)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        sgd.apply(self, grads[:1], trainable_variables[:1])
+
+    overrides: dict[str, dict[str, Any]] = {
+        "does all itself": {"build": build, "apply_gradients": apply_alone},
+        "filters in apply_gradients": {"apply_gradients": apply_gradients},
+        "filters in apply": {"apply": apply},
+    }
+    return type("Own", (sgd,), overrides[way])(0.25)
+
+
+@pytest.mark.parametrize("way", ["does all itself", "filters in apply_gradients"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras()
+def test_own_class_may_take_variables_that_keras_would_refuse(keras: ModuleType, compiled: bool, way: str) -> None:
+    _assert_trains_as_bare(keras, compiled, way)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@for_every_keras("keras3")
+def test_own_apply_may_take_variables_that_keras_would_refuse(keras: ModuleType, compiled: bool) -> None:
+    _assert_trains_as_bare(keras, compiled, "filters in apply")
+
+
+def _assert_trains_as_bare(keras: ModuleType, compiled: bool, way: str) -> None:
+    def trained(front: str) -> list[float]:
+        inner = _takes_what_keras_refuses(keras, way)
+        known, other = variable(keras, [1.0]), variable(keras, [1.0])
+        inner.build([known])
+        manager = tfmp.FixedLossScaleManager(SCALE)
+        opt = tfmp.LossScaleOptimizer(inner, manager) if front == "wrapper" else inner
+        scaler = tfmp.GradScaler(manager=manager)
+        grads = [tf.constant([2.0]), tf.constant([4.0])]
+
+        def step() -> None:
+            if front == "scaler":
+                scaler.scale(tf.constant(1.0))
+                scaler.step(inner, list(zip([grad * SCALE for grad in grads], [known, other], strict=True)))
+                scaler.update()
+            else:
+                ready = opt.get_unscaled_gradients([grad * SCALE for grad in grads]) if front == "wrapper" else grads
+                opt.apply_gradients(list(zip(ready, [known, other], strict=True)))
+
+        (tf.function(step) if compiled else step)()
+        return [known.numpy().item(), other.numpy().item()]
+
+    assert trained("wrapper") == trained("scaler") == trained("bare") != [1, 1]
+
+
 @for_every_keras("keras2", "tf_keras")
 def test_own_aggregation_sees_gradients_in_true_magnitude_in_every_loop(keras: ModuleType) -> None:
     for compiled in (lambda function: function, tf.function):

@@ -276,3 +276,12 @@ def test_variable_that_an_optimizer_was_not_built_with_is_refused_by_keras_own_e
     with pytest.raises((ValueError, KeyError), match=r"unknown:0.*\. (This optimizer can only|This usually means)"):
         internals.refuse_unknown(optimizer, [known, unknown])
     assert float(unknown) == 1
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_optimizer_whose_build_does_not_call_that_of_keras_refuses_no_variable(keras: ModuleType) -> None:
+    optimizer = type("Own", (keras.optimizers.SGD,), {"build": lambda self, variables: None})(0.5)
+    variable = tf.Variable(1.0)
+    optimizer.build([variable])
+    internals.refuse_unknown(optimizer, [variable])
+    assert not hasattr(optimizer, "_index_dict")

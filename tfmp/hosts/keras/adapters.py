@@ -48,7 +48,13 @@ class KerasAdapter(OptimizerAdapter):
 
     def refuse_unknown_variables(self, grads: Gradients) -> None:
         """Raise Keras' own error if the optimizer was built without a variable that has a gradient."""
-        refuse_unknown(self.optimizer, [variable for _, variable in self._without_none(grads)])
+        self._refuse_unknown([variable for _, variable in self._without_none(grads)])
+
+    def _refuse_unknown(self, variables: Sequence[Any]) -> None:
+        # A user's class may need no place for a variable, or filter variables before Keras looks at them.
+        methods = (getattr(self.optimizer, name, None) for name in ("build", "apply_gradients", "apply"))
+        if not any(map(is_foreign, methods)):
+            refuse_unknown(self.optimizer, variables)
 
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them.
@@ -162,7 +168,7 @@ class Keras3Adapter(KerasAdapter):
             super().refuse_unknown_variables(grads)
         else:
             # Keras 3 looks at the variables without a gradient too.
-            refuse_unknown(self.optimizer, self.variables)
+            self._refuse_unknown(self.variables)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         if self._leaves_out_none:

@@ -316,12 +316,17 @@ def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:
     `Optimizer._check_variables_are_known` of Keras 3, a ValueError; `Optimizer._index_dict` and `_var_key` of Keras 2,
     and `_update_step`, which raises a KeyError for such a variable before it looks at the gradient. In public, an
     optimizer raises them only where it updates the variables.
+
+    An optimizer of Keras 2 has no `_index_dict`, and refuses nothing, if its `build` does not call that of Keras.
     """
     if is_optimizer_of_keras3(optimizer):
         optimizer._check_variables_are_known(variables)
         return
+    known = getattr(optimizer, "_index_dict", None)
+    if known is None:
+        return
     for variable in variables:
-        if optimizer._var_key(variable) not in optimizer._index_dict:
+        if optimizer._var_key(variable) not in known:
             optimizer._update_step(None, variable)
 
 
