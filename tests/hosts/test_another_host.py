@@ -43,9 +43,8 @@ class _Program:
         del grads, loss_scale
         return []
 
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Any, changes: Any) -> Done:
+    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Any) -> Done:
         assert not measures
-        assert not any(changes)
         return self._adapter.optimizer.descend(self._adapter.variables, grads, loss_scale)
 
 

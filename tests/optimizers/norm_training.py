@@ -224,7 +224,7 @@ class NormTraining:
             # Horovod copies optimizers of Keras.
             self.inner = self.opt.inner_optimizer
         #: What has the properties of the steps. Horovod's optimizer for TF1 does not forward them.
-        self.ours = getattr(self.opt, "_optimizer", self.opt)
+        self.ours = getattr(self.opt, "_optimizer", self.opt) if host.name == "v1" else self.opt
         if settings["skip_spikes"] is None:
             self.ours.record_gradient_norm()
         self._step = tf.function(self._run) if mode == "function" else self._run
