@@ -95,10 +95,10 @@ class LossScaleCallback(keras.callbacks.Callback):
             backward, in the types and at the loss scale of the training, to count activations and their gradients.
             The shares are then those of the gradients for weights and for activations together. The model must be
             compiled with a loss.
-        gradient_norm: Whether the norm of the gradients is measured and shown. It costs little where the optimizer sums
-            gradients before the check, as most do, or on a single replica; otherwise the replicas sum all gradients
-            once more. If several processes train together, it is shown only if the optimizer's
-            `record_gradient_norm` was called in each of them, or if there is a detector.
+        gradient_norm: Whether the norm of the gradients is measured and shown. It costs little on a single replica, and
+            with Keras 2, which sums gradients before the check; otherwise the replicas sum all gradients once more. If
+            several processes train together, it is shown only if the optimizer's `record_gradient_norm` was called in
+            each of them, or if there is a detector.
         scaler: The `tfmp.GradScaler` or the `tfmp.LossScaleOptimizer` of a model whose own `train_step` scales the
             loss. By default the callback reads the model's optimizer, which must then be a `tfmp.LossScaleOptimizer`.
 

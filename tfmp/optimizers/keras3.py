@@ -59,8 +59,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
       on another replica reaches the weights; this class checks all replicas.
     * The gradient accumulation of the inner optimizer also sees unscaled gradients, and cannot be combined with
       `accumulation_steps` greater than 1.
-    * On the replicas of a strategy, `jit_compile` lets each replica run a program of its own, in a `tf.function` only.
-      If XLA compiles the whole step, the update is a part of that.
+    * On the replicas of a strategy the update is never compiled by itself. If XLA compiles the whole step, the update
+      is a part of that.
     * `dynamic` must be True, the only value that Keras' own wrapper takes too.
     * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
       optimizer has.

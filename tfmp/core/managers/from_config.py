@@ -95,7 +95,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
 
 
 def manager_of_wrapper(spec: Specification) -> LossScaleManager:
-    """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes.
+    """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes, around TF1's optimizers.
 
     It is as `get_loss_scale_manager`, but that its errors name the argument.
     """
