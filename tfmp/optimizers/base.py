@@ -119,10 +119,9 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
-        """The variables of the wrapped optimizer and of the wrapper.
+        """The variables of the wrapped optimizer and, for Keras, of the wrapper; a method for TF1, which returns them.
 
-        For TF1 it is a method, which in eager code returns the wrapped optimizer's variables alone. Around a legacy
-        optimizer it is a method too, which always returns these alone.
+        Around a legacy optimizer it is a method too, which returns the wrapped optimizer's variables alone.
         """
         name: Any
         """For Keras, but not for legacy optimizers: the name of the optimizer."""

@@ -25,6 +25,8 @@ from tfmp.core.step.facts import Facts
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.keras.internals import initialize_with_session
+from tfmp.hosts.keras.which import loaded_keras2
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.base import (
@@ -240,6 +242,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         else:
             step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
         step = keep_workers_in_step(step, grads, global_step)
+        # Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of.
+        own = state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
+        for keras in loaded_keras2():
+            initialize_with_session(keras, own)
         _record_train_op(step)
         return step
 
@@ -316,13 +322,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         return self._opt.get_slot_names()
 
     def variables(self) -> list[tf.Variable]:
-        """Return the variables of the wrapped optimizer; in a graph, also those of the loss scale and of the wrapper.
-
-        So `tf.compat.v1.variables_initializer(opt.variables())` initializes all that a step needs, and so does Keras
-        where it trains in a graph.
-        """
-        own = state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
-        return [*self._opt.variables(), *own]
+        """Return the variables of the wrapped optimizer."""
+        return self._opt.variables()
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
         # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two

@@ -30,6 +30,18 @@ def keras_of(value: object, base: str) -> ModuleType | None:
     return None
 
 
+def loaded_keras2() -> list[ModuleType]:
+    """Return the packages of Keras 2 that the program has imported.
+
+    Examples:
+        >>> [keras.__version__[0] for keras in loaded_keras2() if not is_keras2(keras)]
+        []
+    """
+    found = [sys.modules.get(package) for package in ("keras", "tf_keras")]
+    # What is imported may be a directory that an uninstalled Keras left behind.
+    return [keras for keras in found if keras is not None and hasattr(keras, "__version__") and is_keras2(keras)]
+
+
 def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:
     """Return the name of the modules that serve a Keras; raise an error if it is too old."""
     refuse_old_keras(keras)
