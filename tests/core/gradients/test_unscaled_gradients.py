@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 
 
 def _sparse(value: float) -> tf.IndexedSlices:
@@ -94,3 +94,21 @@ def test_no_tensor_is_kept_alive() -> None:
     given.clear()
     gc.collect()
     assert len(unscaled._given) == 0
+
+
+def test_gradients_of_several_calls_are_counted_together() -> None:
+    unscaled = UnscaledGradients()
+    for _ in range(2):
+        scaled = tf.constant(8.0)
+        unscaled.add([scaled], [scaled / 8])
+    assert unscaled.count == 2
+
+
+def test_zeros_are_known_by_their_values_or_in_a_graph_by_their_op() -> None:
+    assert [is_zero(grad) for grad in [tf.zeros([2]), _sparse(0.0), tf.constant([0.0, 1.0]), np.zeros(2), None]] == [
+        *[True] * 2,
+        *[False] * 3,
+    ]
+    with tf.Graph().as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, [None])
+        assert [is_zero(grad) for grad in [tf.zeros_like(fed), fed, fed * 0]] == [True, False, False]
