@@ -284,12 +284,11 @@ def test_losses_that_layers_add_are_added_to_the_loss(keras: ModuleType, level: 
     if not made_under:
         tfmp.set_precision(model, level)
     model.compile(tfmp.LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), tfmp.FixedLossScaleManager(64)), "mse")
-    x, y = np.float32([[1, 2], [1, 2]]), np.float32([[4], [4]])
-    history = model.fit(x, y, verbose=0).history
+    # One example: Keras 3.5 adds up the losses of activities over a batch, later versions take their mean.
+    history = model.fit(np.float32([[1, 2]]), np.float32([[4]]), verbose=0).history
     # The outputs are 6, and those of the first layer 3: 4 of the squared error, 0.5 * 18 of these, 0.5 * 4 of the
     # weights, and 0.25 * 9 of what the layer adds.
     assert history["loss"] == [4 + 9 + 2 + 2.25]
     kernels = [tf.convert_to_tensor(weight).numpy().tolist() for weight in model.weights]
-    # The gradient of each example's results of the first layer is 2 + 1.5 + 0.375, that of its weights twice this times
-    # the input, and 1.
+    # The gradient of the results of the first layer is 4 + 3 + 0.75, that of its weights this times the input, and 1.
     assert kernels == [[[1 - 8.75 / 16] * 2, [1 - 16.5 / 16] * 2], [[1 - 12 / 16]] * 2]
