@@ -136,6 +136,17 @@ def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
     return list(given)
 
 
+def values(grad: Gradient) -> Any:  # noqa: ANN401 - a tensor, or before `of_tensors` an array or a variable
+    """Return what holds a gradient's values, by which it is known: its rows if it is sparse; None for None.
+
+    Examples:
+        >>> rows, dense = tf.constant([8.0]), tf.constant(8.0)
+        >>> values(tf.IndexedSlices(rows, tf.constant([0]))) is rows, values(dense) is dense, values(None)
+        (True, True, None)
+    """
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
 def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
     """Return gradients with tensors as the parts of each `IndexedSlices`: these may be arrays or variables.
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.graph_search import ancestors
 from tfmp.core.tensorflow_internals import GENERATED_FILE
 
@@ -101,8 +102,7 @@ def made_by_clipping(op: tf.Operation) -> bool:
 
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
     """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out."""
-    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
-    return [value.op for value in values if tf.is_symbolic_tensor(value)]
+    return [value.op for value in map(lists.values, grads) if tf.is_symbolic_tensor(value)]
 
 
 def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:

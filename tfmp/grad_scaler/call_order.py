@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.distribute import current_replica, on_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 from tfmp.core.overflow.results import EarlierCheck
@@ -201,8 +202,7 @@ class CallOrder:
         inner = contexts[: next(index for index, each in enumerate(contexts) if unscaled.is_in([each]))]
         if all(isinstance(each, tf.Graph) and is_branch(each) for each in inner):
             return False
-        values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
-        return any(getattr(each, "graph", None) is graph for each in values for graph in inner)
+        return any(getattr(each, "graph", None) is graph for each in map(lists.values, grads) for graph in inner)
 
     def _is_in_other_branch(self, unscaled: _Unscaled) -> bool:
         """Return True if a call is in another branch of a conditional that is being built around the current code."""

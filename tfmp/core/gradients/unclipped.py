@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.types import Gradient
 
 #: By the identity of the tensor with a gradient's values: a weak reference to this tensor, and the gradient from which
@@ -48,14 +49,14 @@ def unclipped(grad: Gradient) -> Gradient:
 
 
 def _remember(grad: Gradient, before: Gradient) -> None:
-    values = _values(grad)
+    values = lists.values(grad)
     if values is not None:
         known, number = _known_here(), id(values)
         known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
 
 
 def _of(grad: Gradient) -> tuple["weakref.ref[tf.Tensor]", Gradient] | None:
-    number = id(_values(grad))
+    number = id(lists.values(grad))
     return next((known[number] for known in _known_around() if number in known), None)
 
 
@@ -79,7 +80,3 @@ def _known_around() -> Iterator[_Known]:
         yield from graph.get_collection(_IN_GRAPH)
         graph = getattr(graph, "outer_graph", None)
     yield _IN_EAGER_CODE
-
-
-def _values(grad: Gradient) -> tf.Tensor | None:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

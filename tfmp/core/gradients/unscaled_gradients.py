@@ -6,6 +6,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
+from tfmp.core import lists
 from tfmp.core.graph_search import ancestors
 from tfmp.core.tensorflow_internals import number_of_tensor
 from tfmp.types import Gradient
@@ -43,12 +44,12 @@ class UnscaledGradients:
 
     def add(self, given: Iterable[Gradient], returned: Iterable[Gradient]) -> None:
         """Remember the gradients that the user passed, and what was returned for them."""
-        results = [_values(grad) for grad in returned if grad is not None]
+        results = [lists.values(grad) for grad in returned if grad is not None]
         self.count += len(results)
         first = number_of_first(results)
         self._first = min((each for each in (first, self._first) if each is not None), default=None)
         self._returned.update((id(values), values) for values in results if _has_identity(values))
-        known = [values for values in map(_values, given) if _has_identity(values)]
+        known = [values for values in map(lists.values, given) if _has_identity(values)]
         self._given.update((id(values), values) for values in known)
 
     def got(self, grad: Gradient) -> bool:
@@ -57,7 +58,7 @@ class UnscaledGradients:
         Raises:
             RuntimeError: The gradient is a variable or an array: its values may have been replaced since.
         """
-        values = _values(grad)
+        values = lists.values(grad)
         if values is None or self._given.get(id(values)) is not values or self.returned(grad):
             return False
         if not isinstance(values, tf.Tensor):
@@ -70,7 +71,7 @@ class UnscaledGradients:
 
     def returned(self, grad: Gradient) -> bool:
         """Return whether this very gradient was returned."""
-        values = _values(grad)
+        values = lists.values(grad)
         return values is not None and self._returned.get(id(values)) is values
 
     def precede(self, grad: Gradient) -> bool:
@@ -81,7 +82,7 @@ class UnscaledGradients:
 
 def number_of_first(grads: Iterable[Gradient]) -> int | None:
     """Return the number of the tensor that was made first; None if no gradient is a tensor."""
-    numbers = [number_of_tensor(_values(grad)) for grad in grads]
+    numbers = [number_of_tensor(lists.values(grad)) for grad in grads]
     return min((number for number in numbers if number is not None), default=None)
 
 
@@ -98,7 +99,7 @@ def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients
         ...     [is_computed_from_scaled(tf.minimum(each, 0.5), [unscaled]) for each in (scaled, result)]
         [True, False]
     """
-    values = _values(grad)
+    values = lists.values(grad)
     unscaled = [each for each in unscaled if each.count]
     if values is None or not unscaled or not tf.is_symbolic_tensor(values):
         return False
@@ -124,17 +125,13 @@ def is_zero(grad: Gradient) -> bool:
         >>> is_zero(tf.zeros([2])), is_zero(tf.constant([0.0, 1.0])), is_zero(None)
         (True, False, False)
     """
-    values = _values(grad)
+    values = lists.values(grad)
     if not isinstance(values, tf.Tensor):
         return False
     known = tf.get_static_value(values)
     if known is None:
         return tf.is_symbolic_tensor(values) and values.op.type == "ZerosLike"
     return not np.any(known)
-
-
-def _values(grad: Gradient) -> tf.Tensor | None:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _has_identity(values: object) -> bool:
