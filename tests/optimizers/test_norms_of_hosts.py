@@ -106,6 +106,14 @@ def test_norm_of_a_window_without_a_dropped_micro_batch() -> None:
     assert float(made.opt.gradient_norm) == 5
 
 
+def _gradients(made: Any) -> Any:
+    """Return gradients whose norm is 5, and their variables."""
+    grads_and_vars = made.opt.compute_gradients(
+        lambda: 3 * made.variables[0][0] + tf.reduce_sum(made.variables[1] * 2.0), made.variables
+    )
+    return zip(*grads_and_vars, strict=True)
+
+
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize(
     "clip",
@@ -120,10 +128,7 @@ def test_norm_is_measured_before_the_script_clips(host: str, mode: str, clip: An
     made.opt.record_gradient_norm()
 
     def step() -> None:
-        grads_and_vars = made.opt.compute_gradients(
-            lambda: 3 * made.variables[0][0] + tf.reduce_sum(made.variables[1] * 2.0), made.variables
-        )
-        grads, variables = zip(*grads_and_vars, strict=True)
+        grads, variables = _gradients(made)
         made.opt.apply_gradients(zip(clip(list(grads)), variables, strict=True))
 
     MODES[mode](step)()
@@ -147,10 +152,7 @@ def test_norm_is_measured_before_the_script_clips_in_inner_code(host: str, outer
     made.opt.record_gradient_norm()
 
     def step() -> None:
-        grads_and_vars = made.opt.compute_gradients(
-            lambda: 3 * made.variables[0][0] + tf.reduce_sum(made.variables[1] * 2.0), made.variables
-        )
-        grads, variables = zip(*grads_and_vars, strict=True)
+        grads, variables = _gradients(made)
 
         def clip_and_apply() -> None:
             clipped, _ = tfmp.clip_by_global_norm(grads, 0.5)

@@ -243,9 +243,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
         step = keep_workers_in_step(step, grads, global_step)
         # Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of.
-        own = state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
         for keras in loaded_keras2():
-            initialize_with_session(keras, own)
+            initialize_with_session(
+                keras, state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
+            )
         _record_train_op(step)
         return step
 
