@@ -1,0 +1,54 @@
+"""The table of lanes: each of its lines is about something, and no file is left to lanes that tox does not run."""
+
+import re
+
+import lane_table
+import pytest
+
+_FILES = sorted(path.relative_to(lane_table.ROOT).as_posix() for path in (lane_table.ROOT / "tests").rglob("test_*.py"))
+
+
+def _lanes_by_default() -> list[str]:
+    settings = (lane_table.ROOT / "pyproject.toml").read_text("utf-8")
+    [listed] = re.findall(r"(?m)^env_list = \[(.*)\]$", settings)
+    # The environment `checks` runs the lane `plain`.
+    return ["plain", *(name for name in listed.replace('"', "").split(", ") if name != "checks")]
+
+
+@pytest.mark.parametrize("start", [*lane_table.KINDS, *lane_table.FIRST])
+def test_each_line_is_about_tests_that_exist(start: str) -> None:
+    path, _, name = start.partition("::")
+    found = [*lane_table.ROOT.glob(f"{path}*")]
+    assert found, f"no path begins with {path}"
+    assert not name or f"def {name}" in found[0].read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in _FILES if not path.startswith("tests/works_with/test_")])
+def test_each_file_is_run_by_default(path: str) -> None:
+    assert any(lane_table.may_run(path, lane) for lane in _lanes_by_default())
+
+
+def test_every_kind_is_run_and_every_lane_has_its_environment() -> None:
+    settings = (lane_table.ROOT / "pyproject.toml").read_text("utf-8")
+    kinds = {kind for lane in lane_table.LANES.values() for kind in lane}
+    assert {*lane_table.KINDS.values()} == kinds
+    environments = {*re.findall(r"(?m)^\[tool\.tox\.env\.(\w+)\]$", settings)}
+    assert {*lane_table.LANES} - {"others"} <= environments
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "old", "kind"),
+    [
+        ("tests/core/test_lists.py::test_a", False, "once"),
+        ("tests/core/test_lists.py::test_a[keras2]", True, "tf215"),
+        ("tests/hosts/keras/test_a.py::test_a[keras2]", True, "every"),
+        ("tests/test_new.py::test_a", False, "both"),
+    ],
+)
+def test_kind_is_that_of_the_longest_beginning(nodeid: str, old: bool, kind: str) -> None:
+    assert lane_table.kind_of(nodeid, old=old) == kind
+
+
+def test_names_of_tests_are_passed_over_with_their_file_only_if_no_lane_runs_any() -> None:
+    path = "tests/docs/test_recipes.py"
+    assert [lane for lane in lane_table.LANES if lane_table.may_run(path, lane)] == ["tf221", "tf215"]
