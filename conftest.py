@@ -48,7 +48,9 @@ _SAVING = "docs/howto/checkpoints.md"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for a lane."""
-    parser.addoption("--lane", help="run the tests of this lane, which `tests/lanes.toml` describes; by default, all")
+    parser.addoption(
+        "--lane", choices=[*lane_table.LANES], help="run what tests/lanes.toml lists for it; by default, all"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid.startswith(_SAVING):
             item.add_marker(pytest.mark.filterwarnings(ignored))
     if lane := config.getoption("--lane"):
-        kinds = lane_table.kinds_of(lane)
+        kinds = lane_table.LANES[lane]
         of_others = [item for item in items if lane_table.kind_of(item.nodeid, old=_is_old(item)) not in kinds]
         config.hook.pytest_deselected(items=of_others)
         left_out = {*of_others}

@@ -17,10 +17,6 @@ KINDS: dict[str, str] = {start: kind for kind, starts in _TABLE["kinds"].items()
 FIRST: list[str] = _TABLE["first"]
 
 
-def kinds_of(lane: str) -> set[str]:
-    return {*LANES.get(lane, LANES["others"])}
-
-
 def kind_of(nodeid: str, *, old: bool = False) -> str:
     """Return the kind of a test.
 
@@ -38,7 +34,7 @@ def may_run(path: str, lane: str) -> bool:
     kinds = {kind_of(path), *(kind for start, kind in KINDS.items() if start.startswith(f"{path}::"))}
     if Path(path).name.startswith("test_"):
         kinds |= {kind_of(path, old=True)}
-    return not kinds.isdisjoint(kinds_of(lane))
+    return not kinds.isdisjoint(LANES[lane])
 
 
 def place(nodeid: str) -> int:

@@ -28,7 +28,7 @@ def test_workflow_runs_every_environment_with_tests() -> None:
     # `checks` runs the first four, and `tf215` what needs Horovod. The others train an example, want to be told what to
     # look at, or need a GPU.
     others = {"lint", "package", "docs", "plain", "horovod"}
-    others |= {"digits", "ranges", "spikes", "lora", "bert", "mutation", "gpu"}
+    others |= {"digits", "ranges", "spikes", "lora", "bert", "mutation", "gpu", "port_tests"}
     assert {*each_change, *each_week} == environments - others
     [matrix] = re.findall(r"(?m)^labels = \{ matrix = \[(.*)\] \}$", settings)
     # There all that `py313` has runs.
