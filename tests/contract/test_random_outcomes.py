@@ -69,7 +69,7 @@ def _plain(name: str) -> Host:
     return _MAKERS[name](_TWO_VARIABLES, None)
 
 
-@pytest.mark.promise("applied", "skipped", "scale")
+@pytest.mark.promise(1, 2, 5)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.graph] if name == "v1 graph" else []) for name in _MAKERS]
 )
