@@ -53,7 +53,6 @@ _HOMES = {
     "tests/checkpoints/": "tf221",
     "tests/monitoring/test_stuck.py": "tf216",
     "tests/optimizers/test_v1": "tf215",
-    "tests/optimizers/test_norms_on_replicas.py": "tf221",
     "tests/optimizers/test_uneven_workers.py": "tf221",
     "tests/tools/test_mutation.py": "tf216",
     "tests/tools/": "tf221",

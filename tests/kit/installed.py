@@ -65,6 +65,9 @@ def replicated_hosts() -> dict[str, Pair]:
     loops = {title: partial(KerasLoop, keras, **in_function) for title, keras in installed().items()}
     loops |= {title: partial(LegacyLoop, keras, **in_function) for title, keras in _with_legacy().items()}
     found |= {title: Pair(loop, loop) for title, loop in loops.items()}
+    if "keras3" in loops:
+        loop = loops["keras3"]
+        found["keras3 compiled update"] = Pair(partial(loop, jit_compile=True), loop)
     found |= {"v1 eager": Pair(V1Eager, V1Eager), "v1 function": Pair(partial(V1Eager, compiled=compiled), V1Eager)}
     found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), V1Eager)
     return found | {
