@@ -10,6 +10,7 @@ _MARKERS = {
     "horovod": "needs Horovod, which the tox environments `tf215` and `horovod` have",
     "estimator": "needs tf.estimator, which TensorFlow 2.15 is the last to have",
     "library(package)": "needs a package that the tox environment `works_with_keras2` installs",
+    "promise(*numbers)": "holds these promises of docs/explanation/step.md",
     "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
     "feature(name, model)": "is about this column of these tables, and this row: by default, the parameter `model`",
     "essential(*cases)": "has no meaning any more",

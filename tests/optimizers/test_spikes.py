@@ -14,8 +14,6 @@ import tfmp
 
 tf1 = tf.compat.v1
 
-_WRAPPERS = [host for host in hosts() if host != "scaler"]
-
 
 def _outcome(opt: Any) -> tuple[int, int, int, bool, bool]:
     return (
@@ -56,44 +54,6 @@ def test_spike_changes_nothing_and_the_scale_does_not_fall(host: str, mode: str)
     assert float(made.opt.loss_scale) == SCALE / 2
     step(tf.constant([1.0, 2.0]), ones)
     assert _outcome(made.opt) == (4, 2, 1, True, True)
-
-
-@for_every_host
-def test_spike_counts_as_a_finite_step_for_the_manager(host: str) -> None:
-    made = training(host, [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
-    _steps(made, 1.0, 100.0, 1.0)
-    assert made.opt.manager.state_dict() == {"loss_scale": SCALE, "good_steps": 3, "bad_steps": 0}
-
-
-@pytest.mark.parametrize("host", [host for host in _WRAPPERS if host != "v1"])
-def test_spike_does_not_advance_iterations(host: str) -> None:
-    made = training(host, [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
-    _steps(made, 1.0, 100.0, 1.0)
-    assert int(made.inner.iterations) == 2
-
-
-@pytest.mark.parametrize("host", _WRAPPERS)
-def test_window_with_a_spike_is_skipped_as_a_whole(host: str) -> None:
-    made = training(host, [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10), accumulation_steps=2)
-    _steps(made, 1.0, 3.0, 1.0, 50.0, 2.0, 2.0)
-    assert made.weights()[0].tolist() == [-4.0]
-    assert _outcome(made.opt) == (2, 1, 1, True, True)
-
-
-@pytest.mark.parametrize("host", _WRAPPERS)
-def test_clipping_does_not_hide_a_spike(host: str) -> None:
-    made = training(host, [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
-
-    def step(factor: float) -> None:
-        grads_and_vars = made.opt.compute_gradients(lambda: made.variables[0][0] * factor, made.variables)
-        grads, variables = zip(*grads_and_vars, strict=True)
-        clipped, _ = tfmp.clip_by_global_norm(list(grads), 0.5)
-        made.opt.apply_gradients(zip(clipped, variables, strict=True))
-
-    for factor in (1.0, 100.0, 8.0):
-        step(factor)
-    assert made.weights()[0].tolist() == [-1.0]
-    assert int(made.opt.skipped_spikes) == 1
 
 
 @kerases.for_every_keras()
@@ -154,17 +114,6 @@ def test_optimizers_that_step_together_skip_together() -> None:
     assert [weight.tolist() for weight in made.weights()] == [[-1.0], [-1.0]]
 
 
-def test_scaler_that_unscales_first_skips_spikes_that_the_script_clips() -> None:
-    made = training("scaler", [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
-    for value in (4.0, 100.0):
-        grads = made.opt.unscale(made.inner, [tf.constant([value]) * made.opt.scale(tf.ones([]))])
-        clipped, _ = tf.clip_by_global_norm(grads, 1.0)
-        made.opt.step(made.inner, zip(clipped, made.variables, strict=True))
-        made.opt.update()
-    assert made.weights()[0].tolist() == [-1.0]
-    assert _outcome(made.opt) == (1, 1, 1, False, True)
-
-
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_spike_is_not_replayed_but_an_overflow_is(mode: str) -> None:
     made = training("scaler", [[1]], skip_spikes=tfmp.SpikeDetector(max_norm=10))
@@ -183,29 +132,6 @@ def test_spike_is_not_replayed_but_an_overflow_is(mode: str) -> None:
     replay(tf.constant(1.0), tf.constant(SCALE / 2))
     assert int(calls) == 4
     assert made.weights()[0].tolist() == [-1.0]
-
-
-@for_every_host
-def test_state_dict_or_checkpoint_resumes_exactly(host: str, tmp_path: Path) -> None:
-    values = [1.0, 1.1, 0.9, 50.0, 1.2, 60.0, 70.0, 80.0, 1.0, 90.0, 2.0]
-
-    def make() -> tuple[Training, tf.train.Checkpoint]:
-        detector = tfmp.SpikeDetector(window=3, max_consecutive_skips=2)
-        made = training(host, [[1]], skip_spikes=detector)
-        parts = {"opt": made.opt, "inner": made.inner} if host != "v1" else {"inner": made.inner, "detector": detector}
-        return made, tf.train.Checkpoint(weight=made.variables[0], manager=made.opt.manager, **parts)
-
-    whole, _ = make()
-    _steps(whole, *values)
-    cut = 7
-    first, checkpoint = make()
-    _steps(first, *values[:cut])
-    path = checkpoint.save(str(tmp_path / "checkpoint"))
-    second, checkpoint = make()
-    checkpoint.restore(path)
-    _steps(second, *values[cut:])
-    assert second.opt.spike_detector.state_dict() == whole.opt.spike_detector.state_dict()
-    assert second.weights()[0].tolist() == whole.weights()[0].tolist()
 
 
 @pytest.mark.parametrize("host", [host for host in hosts() if host != "v1"])
@@ -268,48 +194,6 @@ def test_state_dict_of_a_scaler_holds_that_of_its_detector() -> None:
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("use_resource", [False, True])
-def test_spikes_in_a_graph_and_its_saver(use_resource: bool, tmp_path: Path) -> None:
-    if not use_resource and tf1.control_flow_v2_enabled():
-        pytest.skip("reference variables need TensorFlow 1's control flow, which --v1-behavior turns on")
-
-    def build() -> tuple[Any, ...]:
-        factor = tf1.placeholder(tf.float32, [])
-        weight = tf1.Variable([0.0], use_resource=use_resource)
-        step = tf1.train.get_or_create_global_step()
-        detector = tfmp.SpikeDetector(window=3, max_consecutive_skips=2)
-        opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(1.0), SCALE, skip_spikes=detector)
-        train_op = opt.minimize(tf.reduce_sum(weight * factor), global_step=step, var_list=[weight])
-        found = [weight, step, opt.skipped_spikes, *opt.spike_reports()[0][1:]]
-        return factor, train_op, [*found, *detector.state_of(0).read()], tf1.train.Saver()
-
-    values = [1.0, 1.1, 0.9, 50.0, 1.2, 60.0, 70.0, 80.0, 1.0, 90.0, 2.0]
-    ends = []
-    for cut in (len(values), 7):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            factor, train_op, found, saver = build()
-            session.run(tf1.global_variables_initializer())
-            for value in values[:cut]:
-                session.run(train_op, {factor: value})
-            path = saver.save(session, str(tmp_path / "model"))
-            ends.append(session.run(found))
-    with tf.Graph().as_default(), tf1.Session() as session:
-        factor, train_op, found, saver = build()
-        saver.restore(session, path)
-        for value in values[7:]:
-            session.run(train_op, {factor: value})
-        resumed = session.run(found)
-    weight, step, spikes, shares, _, _, count, *state = ends[0]
-    # After two spikes in a row the third is applied.
-    np.testing.assert_allclose(weight, [-87.2], rtol=1e-6)
-    assert (int(step), int(spikes), int(count), shares.tolist()) == (7, 4, 4, [1.0])
-    np.testing.assert_array_equal(resumed[0], weight)
-    assert resumed[1] == step
-    for one, other in zip(resumed[-4:], state, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.graph
 def test_detector_of_two_optimizers_of_a_graph_is_refused() -> None:
     with tf.Graph().as_default():
         detector = tfmp.SpikeDetector()
@@ -340,3 +224,40 @@ def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tfmp"):
         _steps(made, 1.0, 100.0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["each", "together"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_optimizers_of_a_scaler_skip_spikes_that_one_replica_has(
+    together: bool, mode: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        weights = [tf.Variable([0.0], name=name) for name in ("generator", "critic")]
+        optimizers = [tf1.train.GradientDescentOptimizer(1.0) for _ in weights]
+        scaler = tfmp.GradScaler(
+            manager=tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000), skip_spikes=tfmp.SpikeDetector(max_norm=10)
+        )
+
+    def step(fed: tf.Tensor) -> None:
+        grads = tf.unstack(tf.gather(fed, tf.distribute.get_replica_context().replica_id_in_sync_group))
+        scale = scaler.scale(tf.ones([]))
+        pairs = [[(tf.reshape(grad, [1]) * scale, weight)] for grad, weight in zip(grads, weights, strict=True)]
+        if together:
+            scaler.step_all(list(zip(optimizers, pairs, strict=True)))
+        else:
+            for optimizer, own in zip(optimizers, pairs, strict=True):
+                scaler.step(optimizer, own)
+        scaler.update()
+
+    def run(fed: tf.Tensor) -> None:
+        two_replicas.run(step, args=(fed,))
+
+    train = run if mode == "eager" else tf.function(run)
+    for fed in ([[1.0, 2.0], [1.0, 2.0]], [[1.0, 2.0], [99.0, 2.0]], [[8.0, 1.0], [-7.0, 1.0]]):
+        train(tf.constant(fed))
+    # The generator skips the second step, on both replicas; the critic skips it too if they step together.
+    for replica in range(2):
+        values = [two_replicas.experimental_local_results(weight)[replica].numpy().tolist() for weight in weights]
+        assert values == [[-3.0], [-6.0 if together else -10.0]]
+    assert (int(scaler.applied_steps), int(scaler.skipped_steps), int(scaler.skipped_spikes)) == (2, 1, 1)
+    assert float(scaler.loss_scale) == SCALE
