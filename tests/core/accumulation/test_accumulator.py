@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from function_steps import take_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording_adapters import take_step
 
 import tfmp
 from tfmp.core.accumulation.accumulator import accumulator_of_optimizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from function_steps import take_step
+from recording_adapters import take_step
 
 import tfmp
 from tfmp.core.distribute import Mirrored, MirroredWorkers, current_distribution

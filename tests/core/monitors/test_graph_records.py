@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from function_steps import take_step
+from recording_adapters import take_step
 
 import tfmp
 from tfmp.core.monitors.graph_records import (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import tensorflow as tf
-from function_steps import take_step
+from recording_adapters import take_step
 
 import tfmp
 from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
