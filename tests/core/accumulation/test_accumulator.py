@@ -18,7 +18,6 @@ from tfmp.core.accumulation.accumulator import accumulator_of_optimizer
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.gradients.arithmetic import densify
 from tfmp.core.step.scaler import LossScaler
-from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
 
@@ -209,125 +208,45 @@ def test_traced_calls_do_as_eager_ones(drops: str, mode: str) -> None:
             model.end()
 
 
-class _Training:
-    """A weight that each window sets to its mean, and one that the loss does not depend on."""
-
-    def __init__(self, mode: str, steps: int, *, detector: Any = None, manager: Any = None, **options: Any) -> None:
-        self._session = None
-        graph = tf.Graph() if mode == "graph" else None
-        with tf.init_scope() if graph is None else graph.as_default():
-            self._weight = tf.Variable(0.0) if graph is None else tf1.get_variable("weight", initializer=0.0)
-            self.manager = manager or tfmp.ExponentialUpdateLossScaleManager(_SCALE, 10**6, 1, decr_ratio=0.5)
-            self.scaler = LossScaler(self.manager, detector or tfmp.NonFiniteDetector(), is_distributed=False)
-            weights = [self._weight, tf.Variable(0.0)]
-            self.accumulator = tfmp.GradientAccumulator(weights, steps, overflow_detector=detector, **options)
-            self.scaler.prepare(["weight", "other"])
-            if graph is None:
-                self.step = _MODES[mode](self._take)
-                return
-            fed = tf1.placeholder(tf.float32, [])
-            op, self._told = self._take(fed), self._tell()
-            self._session = tf1.Session(graph=graph)
-            self._session.run(tf1.global_variables_initializer())
-            graph.finalize()
-            self.step = lambda value: self._session.run(op, {fed: value.numpy()})
-
-    def _take(self, grad: tf.Tensor) -> Any:
-        return take_step(self.scaler, [grad, None], ["weight", "other"], self._apply, accumulator=self.accumulator)
-
-    def _apply(self, grads: Gradients) -> tf.Operation:
-        assert grads[1] is None
-        return tf.group(self._weight.assign(grads[0]))
-
-    def _tell(self) -> list[Any]:
-        status = self.manager.get_status()
-        return [self._weight, self.manager.get_loss_scale(), status.applied_steps, status.skipped_steps]
-
-    def told(self) -> list[float]:
-        found = self._session.run(self._told) if self._session else [each.numpy() for each in self._tell()]
-        return list(map(float, found))
-
-
-def _outcome(values: Sequence[float], *rule: Any) -> list[float]:
-    """Return what a training tells after these gradients: the weight, the scale, the steps applied and skipped."""
-    model, weight, scale, applied, skipped = Model(*rule), 0.0, _SCALE, 0, 0
-    for value in values:
-        model.add([("dense", np.full(_SHAPES[0], value, np.float32)), None, None], 1.0)
-        if model.is_full():
-            usable = model.usable()
-            weight = float(model.sums[0][0, 0] / np.float32(model.kept)) if usable else weight
-            scale /= 2 if model.overflows.any() else 1
-            applied, skipped = applied + usable, skipped + (not usable)
-            model.end()
-    return [weight, scale, applied, skipped]
-
-
-@settings(deadline=None, max_examples=15)
-@given(st.lists(st.one_of(_NUMBERS, _BAD), min_size=1, max_size=10), *_SETTINGS)
-def test_each_window_applies_the_mean_of_what_it_kept(values: list[float], steps: int, drops: str, per: Any) -> None:
-    training = _Training("eager", steps, overflow_drops=drops, micro_batches_per_epoch=per)
-    for count, value in enumerate(values, 1):
-        training.step(tf.constant(value))
-        assert training.told() == _outcome(values[:count], steps, drops, per)
-
-
-@pytest.mark.parametrize("mode", [*_MODES, "graph"])
-@with_each_policy
-def test_windows_are_the_same_in_every_mode(drops: str, mode: str) -> None:
-    values = [1.0, 3.0, math.inf, 5.0, math.nan, -math.inf, 7.0, 2.0, 9.0]
-    training = _Training(mode, 2, overflow_drops=drops, micro_batches_per_epoch=7)
-    for count, value in enumerate(values, 1):
-        training.step(tf.constant(value))
-        assert training.told() == _outcome(values[:count], 2, drops, 7)
-    if mode != "graph":
-        (report,) = training.scaler.overflow_reports()
-        # Of the last window that overflowed; and on how many steps each variable did.
-        assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == ([[1, 1, 0], [0, 0, 0]], [2, 0])
-
-
-@with_each_policy
-def test_sum_that_overflows_though_no_micro_batch_did_skips_the_window(drops: str) -> None:
-    training = _Training("eager", 2, overflow_drops=drops)
+def test_sum_that_overflows_though_no_micro_batch_did_is_infinite() -> None:
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
     for _ in range(2):
-        training.step(tf.constant(3e38))
-    assert training.told() == [0, _SCALE / 2, 0, 1]
+        accumulator.add([tf.constant(3e38)])
+    (mean,), known, _ = accumulator.drain(lambda counts: counts)
+    assert (float(mean), bool(known.result.usable)) == (math.inf, True)
 
 
-def test_detector_and_manager_see_each_micro_batch() -> None:
-    training = _Training("eager", 3, overflow_drops="micro_batch", detector=tfmp.SaturationDetector())
-    for value in [2.0**-6, _LIMIT / _SCALE, 2.0**-5]:
-        training.step(tf.constant(value))
-    assert training.told() == [1.5 * 2.0**-6, _SCALE / 2, 1, 0]
-    assert training.scaler.overflow_reports()[0].last.numpy().tolist() == [[0, 0, 1], [0, 0, 0]]
-    # LogMax follows the largest micro-batch, not the mean.
-    training, alone = _Training("function", 4, manager=tfmp.LogMaxLossScaleManager()), tfmp.LogMaxLossScaleManager()
+def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
+    manager, alone = tfmp.LogMaxLossScaleManager(), tfmp.LogMaxLossScaleManager()
+    accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 4)
+    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
+
+    @tf.function
+    def step(grad: tf.Tensor) -> None:
+        take_step(scaler, [grad], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
+
     for window in ([1.0, -8.0, 2.0, 0.5], [0.25, 0.5, 0.0, 2.0]):
         for value in window:
-            training.step(tf.constant(value))
+            step(tf.constant(value))
         alone.update_loss_scale(tf.constant(True), tf.constant(max(map(abs, window))))
-        assert training.manager.state_dict() == alone.state_dict()
+        assert manager.state_dict() == alone.state_dict()
 
 
-def test_checkpoint_inside_a_window_goes_on_exactly(tmp_path: Path) -> None:
-    values, rule = [0.1, math.inf, 0.3, 0.7, 1.1, 1.3, 1.7], {"overflow_drops": "micro_batch"}
-    trainings = [_Training("eager", 3, micro_batches_per_epoch=5, **rule) for _ in range(5)]
-    straight, first, read, added, second = trainings
-    saved = [tf.train.Checkpoint(accumulator=each.accumulator, manager=each.manager) for each in trainings]
-    for value in values:
-        straight.step(tf.constant(value))
-    for value in values[:2]:
-        first.step(tf.constant(value))
-    path = saved[1].save(tmp_path / "inside")
-    for checkpoint in saved[2:]:
+def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path) -> None:
+    def make() -> tuple[tfmp.GradientAccumulator, tf.train.Checkpoint]:
+        accumulator = tfmp.GradientAccumulator([tf.Variable(0.0) for _ in range(3)], 2)
+        return accumulator, tf.train.Checkpoint(accumulator=accumulator)
+
+    saved, checkpoint = make()
+    saved.add([tf.constant(2.0), tf.constant(4.0), None])
+    path = checkpoint.save(tmp_path / "inside")
+    for added, expected in [(None, [2, 4, None]), (6.0, [4, 2, None])]:
+        restored, checkpoint = make()
         checkpoint.restore(path).assert_consumed()
-    # Only the sums can show which variables had gradients.
-    assert [grad if grad is None else float(grad) for grad in read.accumulator.mean()] == [np.float32(0.1), None]
-    added.accumulator.add([None, tf.constant(3.0)])
-    assert [float(grad) for grad in added.accumulator.mean()] == [np.float32(0.1) / 2, 1.5]
-    for value in values[2:]:
-        second.step(tf.constant(value))
-    assert second.told() == straight.told()
-    assert _values(second.accumulator) == _values(straight.accumulator)
+        if added is not None:
+            restored.add([tf.constant(added), None, None])
+        # Only the sums can show which variables had gradients.
+        assert [None if grad is None else float(grad) for grad in restored.mean()] == expected
 
 
 def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silently() -> None:
@@ -421,16 +340,14 @@ def test_replicas_share_a_window_whatever_overflowed_on_one(
         )
 
     step = _MODES[mode](lambda values: two_replicas.run(of_replica, args=(values,)))
-    moved, scale, steps = 0.0, _SCALE, 0
-    # The second replica alone overflows; then none; then both in all micro-batches.
-    for window in ([[1.0, 3.0], [8.0, math.inf]], [[2.0, 4.0], [6.0, 8.0]], [[math.inf, math.nan]] * 2):
+    # The second replica alone overflows; then none; then both in all micro-batches. The means are 4 and 5.
+    windows = [[[1.0, 3.0], [8.0, math.inf]], [[2.0, 4.0], [6.0, 8.0]], [[math.inf, math.nan]] * 2]
+    for window, moved in zip(windows, [-4, -9, -9] if drops == "micro_batch" else [0, -5, -5], strict=True):
         for values in window:
             step(tf.constant(values))
-        mean, halved, applied, _ = _outcome([value for values in window for value in values], 4, drops, None)
-        moved, scale, steps = moved - applied * mean, scale * halved / _SCALE, steps + applied
         assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [moved] * 2
-        assert float(manager.get_loss_scale()) == scale
-    assert int(manager.get_status().applied_steps) == steps
+    assert int(manager.get_status().applied_steps) == (2 if drops == "micro_batch" else 1)
+    assert float(manager.get_loss_scale()) == _SCALE / 4
     assert scaler.overflow_reports()[0].steps.numpy().tolist() == [2]
 
 
