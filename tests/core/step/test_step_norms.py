@@ -22,21 +22,21 @@ def _norm(grads: Sequence[Any], loss_scale: float | None = None, **settings: Any
 
 
 @pytest.mark.parametrize(
-    ("grads", "arguments", "norm"),
+    ("values", "dtype", "arguments", "norm"),
     [
         # Divided by the loss scale.
-        ([tf.constant([24.0]), tf.constant([32.0])], {"loss_scale": 8.0}, 5),
-        ([tf.constant([3.0]), tf.constant([4.0])], {}, 5),
+        (([24.0], [32.0]), tf.float32, {"loss_scale": 8.0}, 5),
+        (([3.0], [4.0]), tf.float32, {}, 5),
         # Summed over the replicas, unless they are already; half precision in float32.
-        ([tf.constant([3.0, 4.0]), None], {}, 5),
-        ([tf.constant([3.0, 4.0]), None], {"is_summed": False}, 10),
-        ([tf.constant([40000.0], tf.float16), None], {"is_summed": False}, 80000),
+        (([3.0, 4.0], None), tf.float32, {}, 5),
+        (([3.0, 4.0], None), tf.float32, {"is_summed": False}, 10),
+        (([40000.0], None), tf.float16, {"is_summed": False}, 80000),
     ],
 )
 def test_norm_is_that_of_the_unscaled_sum_over_the_replicas(
-    grads: list[Any], arguments: dict[str, Any], norm: float
+    values: Sequence[Any], dtype: tf.DType, arguments: dict[str, Any], norm: float
 ) -> None:
-    assert _norm(grads, **arguments) == norm
+    assert _norm([None if each is None else tf.constant(each, dtype) for each in values], **arguments) == norm
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -31,17 +31,18 @@ def test_program_gets_gradients_as_they_are_with_their_factor_and_what_it_measur
 
 
 @pytest.mark.parametrize(
-    ("adapter", "are_scaled", "applied"),
+    ("settings", "are_scaled", "applied"),
     [
-        (RecordingAdapter(), False, [2, 16]),
-        (RecordingAdapter(has_program=False), True, [0.25, 2]),
+        ({}, False, [2, 16]),
+        ({"has_program": False}, True, [0.25, 2]),
         # The next value of a variable is neither unscaled nor cast.
-        (RecordingAdapter(has_program=False, overwritten=[1]), True, [0.25, 16]),
+        ({"has_program": False, "overwritten": [1]}, True, [0.25, 16]),
     ],
 )
 def test_optimizer_without_a_program_gets_unscaled_gradients_in_the_types_of_its_variables(
-    adapter: RecordingAdapter, are_scaled: bool, applied: list[float]
+    settings: dict[str, Any], are_scaled: bool, applied: list[float]
 ) -> None:
+    adapter = RecordingAdapter(**settings)
     # 2 + 2**-12 is no number of float16.
     run(SCALERS["finite"](), adapter, [tf.constant(2 + 2.0**-12), tf.constant(16.0)], are_scaled=are_scaled)
     assert adapter.applied == [applied]
