@@ -12,6 +12,7 @@ _MARKERS = {
     "library(package)": "needs a package that the tox environment `works_with_keras2` installs",
     "essential(*cases)": "also runs on the other versions of TensorFlow, Keras and Python; with cases, those of its "
     "cases whose ids begin with one of them; with None, no case, whatever its module says",
+    "promise(*names)": "holds these promises of docs/explanation/step.md",
     "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
     "feature(name, model)": "is about this column of these tables, and this row: by default, the parameter `model`",
     "home(name)": "runs in the tox environment of this name, in others only if it is essential; with None, in all",

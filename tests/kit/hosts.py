@@ -1,61 +1,59 @@
-"""The front-ends of the fault tests, which train and return the state after every step; here those of TensorFlow 1."""
+"""Hosts: optimizers that train what they are fed and tell their state after each step. Here those of TensorFlow 1.
+
+A new host adds a class and a line in `kit.installed`, and is tested by all of tests/contract.
+"""
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from faults import Rule
-from structures import Fed, Structure
 
 import tfmp
+from kit.oracle import Rule, Steps
+from kit.structures import Fed, Structure
 
 tf1 = tf.compat.v1
 
-#: For each step, the values that each replica is fed.
-Steps = Sequence[Sequence[Fed]]
-
 
 class State(NamedTuple):
-    """The state of a training after a step.
+    """The state of a training after a step or a micro-batch.
 
     Attributes:
         moving: The values that only an applied step may change, for each replica: weights, slots, averages, and for
             Keras the count of steps.
         steps: The host's count of steps.
-        loss_scale: The loss scale; 1 without a wrapper.
-        outcomes: The numbers of applied steps, of skipped steps, and of skipped steps in a row until now; and whether
-            the last step was applied.
+        told: What tfmp tells, as far as the host tells it: by the names of the fields of `Expected`.
     """
 
     moving: list[np.ndarray]
     steps: int
-    loss_scale: float
-    outcomes: tuple[int, int, int, bool]
+    told: Mapping[str, Any]
 
 
-def manager(rule: Rule) -> tfmp.LossScaleManager:
-    """Return an exponential manager.
-
-    Args:
-        rule: The settings of the manager.
-    """
-    return tfmp.ExponentialUpdateLossScaleManager(**rule._asdict())
-
-
-class FrontEnd(abc.ABC):
-    """An optimizer in its host, such as a session or Keras' `fit`; it is built or traced once and can train repeatedly.
+class Host(abc.ABC):
+    """An optimizer where it is used, such as a session or Keras' `fit`; it is built or traced once, and trains often.
 
     Args:
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
+        rule: The settings of the exponential manager; None for an optimizer without tfmp.
+        make_settings: Makes further arguments of `tfmp.LossScaleOptimizer`; those of `tfmp.GradScaler` get the same
+            names. A `loss_scale_manager` takes the place of that of the rule. With `records_norm` norms are recorded,
+            and `clip` is what the script does to the gradients before it applies them.
     """
 
-    def __init__(self, structure: Structure, rule: Rule | None) -> None:
+    #: What the host cannot do: names that scenarios need.
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(
+        self, structure: Structure, rule: Rule | None, make_settings: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
         self.structure = structure
         self.rule = rule
+        self._make_settings = make_settings
+        self._clip: Callable[[Sequence[Any]], Sequence[Any]] | None = make_settings().get("clip")
 
     @abc.abstractmethod
     def begin(self) -> None:
@@ -85,52 +83,69 @@ class FrontEnd(abc.ABC):
             directory: The directory with the checkpoint.
         """
 
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the wrapper."""
+        assert self.rule is not None
+        manager = tfmp.ExponentialUpdateLossScaleManager(**self.rule._asdict())
+        settings = {"loss_scale_manager": manager, **self._make_settings()}
+        settings.pop("clip", None)
+        return settings
+
+    def result_of_step(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Take the norm out of what a graph tells, and return it, if it must be fetched with the step.
+
+        With accumulation the step is in a conditional, and the norm is kept in a variable.
+        """
+        return {} if "accumulation_steps" in self._make_settings() or "norm" not in told else {"norm": told.pop("norm")}
+
     def optimizer(self, inner: Any) -> Any:
         """Return an optimizer in tfmp's wrapper; without a rule, the optimizer itself."""
-        return tfmp.LossScaleOptimizer(inner, manager(self.rule)) if self.rule else inner
+        if self.rule is None:
+            return inner
+        settings = self.settings()
+        records_norm = settings.pop("records_norm", False)
+        opt = tfmp.LossScaleOptimizer(inner, **settings)
+        if records_norm:
+            opt.record_gradient_norm()
+        return opt
 
 
-def outcomes_of(opt: Any) -> list[Any]:
-    """Return the scale and the outcomes of steps from a wrapper's properties, as tensors or as values.
+def told_by(opt: Any) -> dict[str, Any]:
+    """Return what a wrapper or a scaler tells, by the names of the fields of `Expected`.
 
     Args:
-        opt: The optimizer; if it has no wrapper, constants are returned.
+        opt: The wrapper or the scaler; another optimizer tells nothing.
     """
-    if not isinstance(opt, tfmp.LossScaleOptimizer):
-        return [1.0, 0, 0, 0, True]
-    return [
-        opt.loss_scale,
-        opt.applied_steps,
-        opt.skipped_steps,
-        opt.consecutive_skipped_steps,
-        opt.last_step_finite,
-    ]
+    if not isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler):
+        return {}
+    told = {
+        "applied": opt.applied_steps,
+        "skipped": opt.skipped_steps,
+        "in_a_row": opt.consecutive_skipped_steps,
+        "last_finite": opt.last_step_finite,
+        "last_applied": opt.last_step_applied,
+        "spikes": opt.skipped_spikes,
+        "loss_scale": opt.loss_scale,
+    }
+    if opt.records_gradient_norm:
+        told["norm"] = opt.gradient_norm
+    for report in opt.overflow_reports():
+        names = [name.split("/")[-1].split(":")[0] for name in report.names]
+        told["overflowed"] = dict(zip(names, tf.unstack(report.steps), strict=True))
+    return told
 
 
-def state_of(moving: Sequence[Any], steps: Any, outcomes: Sequence[Any]) -> State:
+def state_of(moving: Sequence[Any], steps: Any, told: Mapping[str, Any]) -> State:
     """Return a state made from values.
 
     Args:
         moving: The values that only an applied step may change.
         steps: The host's count of steps.
-        outcomes: The values of `outcomes_of`.
+        told: The values of `told_by`.
     """
-    scale, applied, skipped, in_a_row, finite = outcomes
     return State(
-        [np.asarray(value) for value in moving],
-        int(steps),
-        float(scale),
-        (int(applied), int(skipped), int(in_a_row), bool(finite)),
+        list(map(np.asarray, moving)), int(steps), tf.nest.map_structure(lambda value: np.asarray(value)[()], told)
     )
-
-
-def as_tensors(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Convert values to tensors, because a session cannot fetch numbers.
-
-    Args:
-        values: Tensors or numbers.
-    """
-    return [tf.convert_to_tensor(value) for value in values]
 
 
 def v1_optimizer(structure: Structure) -> tf1.train.Optimizer:
@@ -143,12 +158,35 @@ def v1_optimizer(structure: Structure) -> tf1.train.Optimizer:
     return tf1.train.MomentumOptimizer(0.5, momentum) if momentum else tf1.train.GradientDescentOptimizer(0.5)
 
 
-class V1Graph(FrontEnd):
+def minimize(
+    opt: Any,
+    loss: Any,
+    step: tf.Variable,
+    variables: Sequence[tf.Variable],
+    clip: Callable[[Sequence[Any]], Sequence[Any]] | None,
+) -> Any:
+    """Minimize a loss by an optimizer of TensorFlow 1, whose gradients the script may clip.
+
+    Args:
+        opt: The optimizer, in a wrapper or not.
+        loss: The loss, as `minimize` takes it.
+        step: The global step.
+        variables: What is trained.
+        clip: What clips the gradients; None if nothing does.
+    """
+    if clip is None:
+        return opt.minimize(loss, step, var_list=variables)
+    grads, _ = zip(*opt.compute_gradients(loss, variables), strict=True)
+    return opt.apply_gradients(zip(clip(grads), variables, strict=True), step)
+
+
+class V1Graph(Host):
     """A `tf.compat.v1.train.Optimizer` in a session.
 
     Args:
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
         use_resource: Whether variables are resource variables; otherwise they are reference variables.
         strategy: The strategy with the replicas; by default there is one device.
     """
@@ -157,11 +195,12 @@ class V1Graph(FrontEnd):
         self,
         structure: Structure,
         rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
         *,
         use_resource: bool = True,
         strategy: tf.distribute.Strategy | None = None,
     ) -> None:
-        super().__init__(structure, rule)
+        super().__init__(structure, rule, make_settings)
         self._graph = tf.Graph()
         strategy = strategy or tf.distribute.get_strategy()
         with self._graph.as_default(), strategy.scope():
@@ -189,7 +228,9 @@ class V1Graph(FrontEnd):
             self._train_op = tf.group(strategy.experimental_local_results(strategy.run(on_replica)))
             moving = [*variables.values(), *opt.variables()]
             local = [part.read_value() for each in moving for part in strategy.experimental_local_results(each)]
-            self._fetches = [local, step.read_value(), as_tensors(outcomes_of(opt))]
+            told = told_by(opt)
+            self._norm = self.result_of_step(told)
+            self._fetches = [local, step.read_value(), told]
             self._saver = tf1.train.Saver()
             self._initialize = tf1.global_variables_initializer()
 
@@ -198,7 +239,7 @@ class V1Graph(FrontEnd):
         return self.optimizer(v1_optimizer(self.structure))
 
     def _minimize(self, opt: Any, loss: tf.Tensor, step: tf.Variable, variables: Sequence[tf.Variable]) -> tf.Operation:
-        return opt.minimize(loss, step, var_list=variables)
+        return minimize(opt, loss, step, variables, self._clip)
 
     def begin(self) -> None:
         # A new session, because only there the wrapper's counts of steps are 0 again.
@@ -206,15 +247,15 @@ class V1Graph(FrontEnd):
         self._session.run(self._initialize)
 
     def train(self, steps: Steps) -> list[State]:
-        states = [self._state()]
+        states = [self._state({})]
         for feds in steps:
             placeholders = {
                 placeholder: fed[name]
                 for of_replica, fed in zip(self._fed, feds, strict=True)
                 for name, placeholder in of_replica.items()
             }
-            self._session.run(self._train_op, placeholders)
-            states.append(self._state())
+            _, norm = self._session.run([self._train_op, self._norm], placeholders)
+            states.append(self._state(norm))
         return states
 
     def save(self, directory: Path) -> None:
@@ -231,8 +272,9 @@ class V1Graph(FrontEnd):
             self._session.close()
         self._session = tf1.Session(graph=self._graph)
 
-    def _state(self) -> State:
-        return state_of(*self._session.run(self._fetches))
+    def _state(self, norm: Mapping[str, Any]) -> State:
+        moving, steps, told = self._session.run(self._fetches)
+        return state_of(moving, steps, told | norm)
 
 
 def replica_number() -> int:
@@ -240,26 +282,51 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-class V1Eager(FrontEnd):
-    """A `tf.compat.v1.train.Optimizer` in eager code."""
+class V1Eager(Host):
+    """A `tf.compat.v1.train.Optimizer` in eager code.
+
+    Args:
+        structure: As for `Host`.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
+        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
+            steps.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        compiled: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(structure, rule, make_settings)
+        self._compiled = compiled
 
     def begin(self) -> None:
         self._variables = {name: tf.Variable(value, name=name) for name, value in self.structure.initial.items()}
         self._step = tf.Variable(0, dtype=tf.int64)
         self._inner = v1_optimizer(self.structure)
         self._opt = self.optimizer(self._inner)
+        signature = [dict(self.structure.fed)]
+        self._take_step = self._compiled(self._minimize, signature) if self._compiled else self._minimize
 
     def train(self, steps: Steps) -> list[State]:
         states = [self._state()]
         for (fed,) in steps:
-            tensors = tf.nest.map_structure(tf.convert_to_tensor, dict(fed))
-            self._opt.minimize(
-                lambda tensors=tensors: self.structure.loss(self._variables, tensors),
-                self._step,
-                var_list=list(self._variables.values()),
-            )
+            self._take_step(tf.nest.map_structure(tf.convert_to_tensor, dict(fed)))
             states.append(self._state())
         return states
+
+    def _minimize(self, fed: Fed) -> None:
+        minimize(
+            self._opt,
+            lambda: self.structure.loss(self._variables, fed),
+            self._step,
+            list(self._variables.values()),
+            self._clip,
+        )
 
     def save(self, directory: Path) -> None:
         self._checkpoint().save(directory / "checkpoint")
@@ -271,7 +338,9 @@ class V1Eager(FrontEnd):
     def _checkpoint(self) -> tf.train.Checkpoint:
         parts = {"step": self._step, "optimizer": self._inner, **self._variables}
         if self.rule:
-            parts["manager"] = self._opt._loss_scale_manager
+            parts |= {"manager": self._opt.manager, "accumulation": self._opt.accumulation}
+        if self.rule and self._opt.spike_detector is not None:
+            parts["detector"] = self._opt.spike_detector
         return tf.train.Checkpoint(**parts)
 
     def _state(self) -> State:
@@ -279,7 +348,7 @@ class V1Eager(FrontEnd):
         # A slot that does not exist yet counts as 0, the value that it starts from.
         slots = [self._inner.get_slot(variable, "momentum") for variable in self._variables.values()]
         momenta = [0 * w if slot is None else slot.numpy() for w, slot in zip(weights, slots, strict=True)]
-        return state_of([*weights, *momenta], self._step.numpy(), outcomes_of(self._opt))
+        return state_of([*weights, *momenta], self._step.numpy(), told_by(self._opt))
 
 
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:

@@ -1,27 +1,13 @@
 """The faults: the gradients that a training is fed, and the steps of the training that must be skipped."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from structures import LARGE, Fed
-
-
-class Rule(NamedTuple):
-    """The settings of an exponential manager, by the names of its arguments."""
-
-    init_loss_scale: float = 1024.0
-    incr_every_n_steps: int = 3
-    decr_every_n_nan_or_inf: int = 1
-    incr_ratio: float = 2.0
-    decr_ratio: float = 0.5
-    min_loss_scale: float = 1.0
-    max_loss_scale: float | None = None
-    hysteresis: int = 1
-    consecutive_hysteresis: bool = False
-    tolerance: float = 0.0
-
+import tensorflow as tf
+from kit.oracle import Course, Rule, course
+from kit.structures import LARGE, STRUCTURES, Fed
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -40,29 +26,14 @@ class Fault(NamedTuple):
     skipped: Sequence[int]
 
 
-def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
-    """Return the scale before the first step, and the scale after each step.
+def course_of(fault: Fault, rule: Rule = Rule()) -> Course:  # noqa: B008 - it is a tuple
+    """Return what a training with a fault must do.
 
     Args:
-        skipped: For each step, whether it was skipped.
+        fault: The fault.
         rule: The settings of the manager.
     """
-    forgiving = 1 - rule.hysteresis
-    scale, good, bad, steps = rule.init_loss_scale, 0, forgiving, 0
-    seen = [scale]
-    for each in skipped:
-        steps += 1
-        good = 0 if each else good + 1
-        if each:
-            bad += 1
-        elif rule.consecutive_hysteresis:
-            bad = forgiving
-        if each and bad >= rule.decr_every_n_nan_or_inf and bad / steps >= rule.tolerance:
-            scale, good, bad, steps = max(rule.min_loss_scale, scale * rule.decr_ratio), 0, 0, 0
-        elif not each and good >= rule.incr_every_n_steps:
-            scale, good, bad, steps = min(rule.max_loss_scale or math.inf, scale * rule.incr_ratio), 0, forgiving, 0
-        seen.append(scale)
-    return seen
+    return course(STRUCTURES[fault.structure], fault.steps, rule, skipped=fault.skipped)
 
 
 def healthy(step: int, replica: int = 0) -> Fed:
@@ -181,7 +152,7 @@ FAULTS_WITH_WIDE_FLOAT16 = {
     "float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], []),
 }
 
-#: More faults on one device, for some front-ends only: each takes seconds.
+#: More faults on one device, for some hosts only: each takes seconds.
 LARGE_FAULTS = {"one in 10 million: the same": _one_in("10 million")}
 
 
@@ -199,7 +170,7 @@ _FIRST, _SECOND, _BOTH, _NEITHER = [0], [1], [0, 1], []
 #: The fault for which it makes a difference whether gradients are summed before they are checked, or after.
 OPPOSITE = "3e38 on the first, -3e38 on the second"
 
-#: The faults on two replicas, for front-ends that check each replica's gradients before these are summed.
+#: The faults on two replicas, for hosts that check each replica's gradients before these are summed.
 REPLICA_FAULTS = {
     "none": _on_replicas({}, [_NEITHER] * 4),
     **{
@@ -233,22 +204,30 @@ REPLICA_FAULTS = {
 }
 
 
-#: The faults on two replicas, for front-ends that sum gradients first: at a scale of 1 the opposite gradients cancel.
+#: The faults on two replicas, for hosts that sum gradients first: at a scale of 1 the opposite gradients cancel.
 REPLICA_FAULTS_IF_SUMMED_FIRST = REPLICA_FAULTS | {
     OPPOSITE: REPLICA_FAULTS[OPPOSITE]._replace(skipped=range(1, 11)),
 }
 
 
-def sum_over_replicas(feds: Sequence[Fed]) -> Fed:
-    """Return the values that give one device the sum of the replicas' gradients.
+def faults_of(host: str) -> Mapping[str, Fault]:
+    """Return the faults for a host of `kit.installed.hosts`.
+
+    Only a session of TF1 and the `tf.function` of each Keras have the faults with large variables.
 
     Args:
-        feds: The values that each replica is fed.
+        host: The name of the host.
     """
-    if len(feds) == 1:
-        return feds[0]
-    return {
-        "kernel": np.sum([fed["kernel"] for fed in feds], axis=0),
-        "indices": np.concatenate([fed["indices"] for fed in feds]),
-        "rows": np.concatenate([fed["rows"] for fed in feds]),
-    }
+    is_fed_large = host == "v1 graph, resource variables" or host.endswith(" function")
+    faults = FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
+    has_wide_float16 = host.endswith(" XLA") and tf.__version__.startswith(("2.16.", "2.17."))
+    return faults | FAULTS_WITH_WIDE_FLOAT16 if has_wide_float16 else faults
+
+
+def replica_faults_of(host: str) -> Mapping[str, Fault]:
+    """Return the faults for a host of `kit.installed.replicated_hosts`.
+
+    Args:
+        host: The name of the host.
+    """
+    return REPLICA_FAULTS_IF_SUMMED_FIRST if host in ("keras2", "tf_keras") else REPLICA_FAULTS

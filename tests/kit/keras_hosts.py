@@ -1,4 +1,4 @@
-"""The front-ends of the fault tests for Keras 2, Keras 3 and tf_keras."""
+"""The hosts that are Keras 2, Keras 3 and tf_keras."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,34 +7,37 @@ from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
-from faults import Rule
-from front_ends import FrontEnd, State, Steps, V1Graph, dataset, manager, outcomes_of, replica_number, state_of
-from structures import Fed, Structure
 
 import tfmp
+from kit.hosts import Host, State, V1Graph, dataset, replica_number, state_of, told_by
+from kit.oracle import Rule, Steps
+from kit.structures import Fed, Structure
 
 
-class _Keras(FrontEnd):
+class _Keras(Host):
     """The base class of loops and `fit`: it resets, saves and restores variables, and reads the state.
 
     Args:
         keras: The Keras package.
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
-        jit_compile: The wrapper's setting of that name, for Keras 3.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
     """
 
     def __init__(
-        self, keras: ModuleType, structure: Structure, rule: Rule | None, jit_compile: bool | None = None
+        self,
+        keras: ModuleType,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        super().__init__(structure, rule)
+        super().__init__(structure, rule, make_settings)
         self._keras = keras
-        self._settings = {} if jit_compile is None else {"jit_compile": jit_compile}
 
     def _set_up(self, weights: Sequence[Any], opt: Any) -> None:
         self._weights = [of_tensorflow(weight) for weight in weights]
         self._opt = opt
-        inner = opt.inner_optimizer if self.rule else opt
+        inner = opt.inner_optimizer if isinstance(opt, tfmp.LossScaleOptimizer) else opt
         self._moving = [*self._weights, *map(of_tensorflow, self._variables(inner))]
         self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, self._variables(opt))])))
         self._at_start = [each.variable.numpy() for each in self._held]
@@ -48,9 +51,6 @@ class _Keras(FrontEnd):
     def _variables(self, opt: Any) -> Sequence[Any]:
         return opt.variables
 
-    def optimizer(self, inner: Any) -> Any:
-        return tfmp.LossScaleOptimizer(inner, manager(self.rule), **self._settings) if self.rule else inner
-
     def begin(self) -> None:
         for each, value in zip(self._held, self._at_start, strict=True):
             each.variable.assign(value)
@@ -60,7 +60,7 @@ class _Keras(FrontEnd):
 
     def restore(self, directory: Path) -> None:
         self.begin()
-        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_consumed()
+        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(weights=self._weights, optimizer=self._opt)
@@ -68,7 +68,7 @@ class _Keras(FrontEnd):
     def _state(self) -> State:
         results = tf.distribute.get_strategy().experimental_local_results
         moving = [part.numpy() for variable in self._moving for part in results(variable)]
-        return state_of(moving, self._opt.iterations.numpy(), outcomes_of(self._opt))
+        return state_of(moving, self._opt.iterations.numpy(), told_by(self._opt))
 
 
 class KerasLoop(_Keras):
@@ -77,7 +77,8 @@ class KerasLoop(_Keras):
     Args:
         keras: The Keras package.
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
         jit_compile: The wrapper's setting of that name, for Keras 3.
@@ -91,13 +92,15 @@ class KerasLoop(_Keras):
         keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
         *,
         compiled: Callable[..., Any] | None = None,
         jit_compile: bool | None = None,
         strategy: tf.distribute.Strategy | None = None,
         averages: bool = True,
     ) -> None:
-        super().__init__(keras, structure, rule, jit_compile)
+        compiles = {} if jit_compile is None else {"jit_compile": jit_compile}
+        super().__init__(keras, structure, rule, lambda: {**compiles, **make_settings()})
         self._strategy = strategy or tf.distribute.get_strategy()
         options = {name: value for name, value in structure.options.items() if averages or "ema" not in name}
         with self._strategy.scope():
@@ -132,18 +135,17 @@ class KerasLoop(_Keras):
         with tf.GradientTape() as tape:
             loss = self.structure.loss(variables, fed)
             if self.rule:
-                loss = self._scaled(loss)
+                loss = self._opt.get_scaled_loss(loss) if self._unscales else self._opt.scale_loss(loss)
         grads = tape.gradient(loss, list(variables.values()))
-        if self.rule:
-            grads = self._unscaled(grads)
+        if self.rule and self._unscales:
+            grads = self._opt.get_unscaled_gradients(grads)
+        grads = grads if self._clip is None else self._clip(grads)
         self._opt.apply_gradients(zip(grads, self._by_name.values(), strict=True))
 
-    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        return self._opt.scale_loss(loss)
-
-    def _unscaled(self, grads: Sequence[Any]) -> Sequence[Any]:
-        # `apply_gradients` unscales them.
-        return grads
+    @property
+    def _unscales(self) -> bool:
+        """Whether the loop unscales gradients itself; otherwise `apply_gradients` unscales them."""
+        return self._clip is not None
 
 
 class KerasFit(_Keras):
@@ -152,12 +154,22 @@ class KerasFit(_Keras):
     Args:
         keras: The Keras package.
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
         compile_settings: More arguments for the model's `compile`.
     """
 
-    def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **compile_settings: Any) -> None:
-        super().__init__(keras, structure, rule)
+    lacks = frozenset({"clip"})
+
+    def __init__(
+        self,
+        keras: ModuleType,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        **compile_settings: Any,
+    ) -> None:
+        super().__init__(keras, structure, rule, make_settings)
 
         class Model(keras.Model):  # type: ignore[name-defined]
             def __init__(self) -> None:
@@ -198,18 +210,16 @@ class LegacyLoop(KerasLoop):
         opt = self.optimizer(legacy_sgd(self._keras, options))
         opt._create_all_weights(weights)
         # The manager makes its variables when they are first read.
-        outcomes_of(opt)
+        told_by(opt)
         return opt
 
     def _variables(self, opt: Any) -> Sequence[Any]:
         of_manager = opt.manager.variables if isinstance(opt, tfmp.LossScaleOptimizer) else []
         return [*opt.variables(), *of_manager]
 
-    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        return self._opt.get_scaled_loss(loss)
-
-    def _unscaled(self, grads: Sequence[Any]) -> Sequence[Any]:
-        return self._opt.get_unscaled_gradients(grads)
+    @property
+    def _unscales(self) -> bool:
+        return True
 
 
 class LegacyGraph(V1Graph):
@@ -218,13 +228,23 @@ class LegacyGraph(V1Graph):
     Args:
         keras: The Keras package.
         structure: The structure to train.
-        rule: The settings of the manager; None for an optimizer without a wrapper.
+        rule: As for `Host`.
+        make_settings: As for `Host`.
         settings: More arguments of `V1Graph`.
     """
 
-    def __init__(self, keras: ModuleType, structure: Structure, rule: Rule | None, **settings: Any) -> None:
+    lacks = frozenset({"clip"})
+
+    def __init__(
+        self,
+        keras: ModuleType,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        **settings: Any,
+    ) -> None:
         self._keras = keras
-        super().__init__(structure, rule, **settings)
+        super().__init__(structure, rule, make_settings, **settings)
 
     def _make_optimizer(self, step: tf.Variable) -> Any:
         opt = self.optimizer(legacy_sgd(self._keras, self.structure.options))

@@ -4,22 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fault_table
-import lanes
 import pytest
-from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Rule
-from front_ends import FrontEnd
-from structures import STRUCTURES
+from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, faults_of
+from kit.hosts import Host
+from kit.installed import Make, hosts
+from kit.oracle import Rule
+from kit.structures import STRUCTURES
 
 _PAGE = Path(__file__).parents[2].joinpath("docs", "reference", "faults.md").read_text()
 #: The rows of the tables of faults, whose first column is "fault"; another table comes before them.
 _ROWS = [line for line in _PAGE[_PAGE.index("| fault |") :].splitlines() if line.startswith("| ")]
-_FRONT_END = "v1 graph, resource variables"
+_HOST = "v1 graph, resource variables"
 
 
 def _makers(rule: Rule | None) -> fault_table.Makers:
-    make, make_plain = lanes.front_ends()[_FRONT_END]
+    make, make_plain = hosts()[_HOST]
 
-    def maker(make: lanes.Make, rule: Rule | None) -> Callable[[str], FrontEnd]:
+    def maker(make: Make, rule: Rule | None) -> Callable[[str], Host]:
         return lambda structure: make(STRUCTURES[structure], rule)
 
     return maker(make, rule), maker(make_plain, None)
@@ -27,7 +28,7 @@ def _makers(rule: Rule | None) -> fault_table.Makers:
 
 def _lines(rule: Rule | None) -> list[str]:
     names = ["inf", "float16: 1e5, which does not fit"]
-    return list(fault_table.table({_FRONT_END: _makers(rule)}, names, lanes.faults_of))
+    return list(fault_table.table({_HOST: _makers(rule)}, names, faults_of))
 
 
 @pytest.mark.graph

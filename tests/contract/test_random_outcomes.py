@@ -4,20 +4,20 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-import checks
 import numpy as np
 import pytest
 import tensorflow as tf
-from faults import Fault, Rule, scales
-from front_ends import FrontEnd, V1Graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keras_front_ends import KerasLoop, compiled
 from kerases import installed
-from structures import Fed, Structure
+from kit import checks
+from kit.hosts import Host, V1Graph
+from kit.keras_hosts import KerasLoop, compiled
+from kit.oracle import Rule, course
+from kit.structures import Fed, Structure
 
-#: The number of random settings, for each of which a front-end is built; the number of sequences of steps that each
-#: front-end takes; and the largest number of steps in a sequence.
+#: The number of random settings, for each of which a host is built; the number of sequences of steps that each
+#: host takes; and the largest number of steps in a sequence.
 _SETTINGS = 8
 _SEQUENCES = 6
 _STEPS = 8
@@ -54,8 +54,8 @@ _RULES = st.builds(
 )
 
 
-def _makers() -> dict[str, Callable[..., FrontEnd]]:
-    makers: dict[str, Callable[..., FrontEnd]] = {"v1 graph": V1Graph}
+def _makers() -> dict[str, Callable[..., Host]]:
+    makers: dict[str, Callable[..., Host]] = {"v1 graph": V1Graph}
     if tf.compat.v1.executing_eagerly_outside_functions():
         makers |= {name: partial(KerasLoop, keras, compiled=compiled) for name, keras in installed().items()}
     return makers
@@ -65,23 +65,15 @@ _MAKERS = _makers()
 
 
 @cache
-def _plain(name: str) -> FrontEnd:
+def _plain(name: str) -> Host:
     return _MAKERS[name](_TWO_VARIABLES, None)
 
 
-def _fault(feds: Sequence[Fed], rule: Rule) -> Fault:
-    skipped: list[bool] = []
-    for fed in feds:
-        scale = np.float32(scales(skipped, rule)[-1])
-        with np.errstate(over="ignore"):
-            skipped.append(not all(np.isfinite(value * scale).all() for value in fed.values()))
-    return Fault("two variables", [[fed] for fed in feds], [step for step, each in enumerate(skipped) if each])
-
-
+@pytest.mark.promise("applied", "skipped", "scale")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.graph] if name == "v1 graph" else []) for name in _MAKERS]
 )
-# The health checks are suppressed because building a front-end takes a second and sequences have many values.
+# The health checks are suppressed because building a host takes a second and sequences have many values.
 @settings(
     max_examples=_SETTINGS,
     deadline=None,
@@ -90,8 +82,8 @@ def _fault(feds: Sequence[Fed], rule: Rule) -> Fault:
 )
 @given(rule=_RULES, sequences=_SEQUENCES_OF_STEPS)
 def test_random_outcomes_under_random_settings(name: str, rule: Rule, sequences: Sequence[Sequence[Fed]]) -> None:
-    front_end = _MAKERS[name](_TWO_VARIABLES, rule)
+    host = _MAKERS[name](_TWO_VARIABLES, rule)
     for feds in sequences:
-        fault = _fault(feds, rule)
-        plain_states = checks.train_without_wrapper(_plain(name), fault)
-        assert checks.violations(fault, checks.train(front_end, fault), plain_states, rule) == []
+        steps = [[fed] for fed in feds]
+        expected = course(_TWO_VARIABLES, steps, rule)
+        assert checks.violations(expected, checks.train(host, steps), _plain(name)) == []

@@ -1,4 +1,4 @@
-"""The structures that fault tests train: variables, and a loss whose gradients are the values that a step is fed."""
+"""What the hosts train: variables, and a loss whose gradients are the values that a step is fed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -21,12 +21,23 @@ class Structure(NamedTuple):
         fed: The types and shapes of the values that a step is fed, by name.
         loss: A function from the variables and the fed values to a scalar loss.
         options: The options of the optimizer, with Keras' names.
+        sparse: For each variable with a sparse gradient, the names of the fed rows and of their indices.
     """
 
     initial: Mapping[str, np.ndarray]
     fed: Mapping[str, tf.TensorSpec]
     loss: Callable[[Mapping[str, Any], Mapping[str, tf.Tensor]], tf.Tensor]
     options: Mapping[str, Any]
+    sparse: Mapping[str, tuple[str, str]] = {}
+
+    def gradients(self, fed: Fed) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+        """Return the gradients of the variables that the loss depends on: values, and the indices of their rows.
+
+        Args:
+            fed: The values that one replica is fed.
+        """
+        dense = {name: (fed[name], None) for name in self.initial if name in fed}
+        return dense | {name: (fed[rows], fed[indices]) for name, (rows, indices) in self.sparse.items()}
 
 
 def _loss_of_all_forms(variables: Mapping[str, Any], fed: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -66,6 +77,7 @@ STRUCTURES = {
         },
         _loss_of_all_forms,
         {"momentum": 0.5, "use_ema": True, "ema_momentum": 0.5},
+        {"table": ("rows", "indices")},
     ),
     "float16": Structure(
         {"half": np.float16([1, 0]), "bias": np.float32([1])},
