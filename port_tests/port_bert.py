@@ -1,6 +1,6 @@
 """Migrates public BERT scripts, then trains them at a tiny size.
 
-    PYTHONPATH=. python tests/acceptance/port_bert.py --nvidia DIR --google DIR --json port.json
+    PYTHONPATH=. python port_tests/port_bert.py --nvidia DIR --google DIR --json port.json
 
 DIR is a checkout of NVIDIA's or of Google's BERT for TensorFlow 1: the directory with `run_pretraining.py`. The
 directory is copied, and `python -m tfmp.migrate --write` rewrites the copy. Each configuration is trained in a process

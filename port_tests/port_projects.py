@@ -1,6 +1,6 @@
 """Migrates projects of TensorFlow 1, then trains a small model of each at level O1 and in float32.
 
-    PYTHONPATH=. python tests/acceptance/port_projects.py --bert DIR --albert DIR ... --json projects.json
+    PYTHONPATH=. python port_tests/port_projects.py --bert DIR --albert DIR ... --json projects.json
 
 DIR is a checkout of the project. `python -m tfmp.migrate --write` rewrites a copy of it. This copy gets only the edits
 by which the project runs at all ("own"), and is trained in float32. A copy of it also gets the edits by which the

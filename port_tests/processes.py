@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 
 # The last line of a traceback: it begins with the name of the exception's class, which ends in Error or Exception.
 _ERROR = re.compile(r"(?:\w+\.)*(?P<error>\w*(Error|Exception)\b.*)")
