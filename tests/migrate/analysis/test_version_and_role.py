@@ -1,7 +1,9 @@
-"""The TensorFlow version that a script was written for."""
+"""What a script is: its version, its role, and where TensorFlow leaves sight."""
 
 import pytest
 
+from tfmp.migrate.analysis.hidden_modules import Hidden, imported_as_text, passed_on, run_as_text
+from tfmp.migrate.analysis.project_role import project_role
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import TfVersion, detect_version, is_checked_for, is_guarded, is_run
 
@@ -108,3 +110,48 @@ def test_a_session_in_a_function_that_the_script_calls_shows_that_it_is_run(call
 )
 def test_a_library_that_defines_such_functions_is_not_run(line: str) -> None:
     assert not is_run(Script(f"{_WORK}{line}\n"))
+
+
+_IMPORT = "import tensorflow as tf\n"
+
+
+def test_a_library_needs_the_behavior_that_a_script_selects() -> None:
+    library = project_role(Script(_IMPORT + "def f():\n    return tf.placeholder(tf.float32)\n"))
+    assert (library.needs_behavior, library.settles_behavior, library.line) == (True, False, 1)
+    script = project_role(Script(_IMPORT + "tf.disable_v2_behavior()\ntf.placeholder(tf.float32)\n"))
+    assert (script.needs_behavior, script.settles_behavior) == (True, True)
+
+
+def _shown(found: list[Hidden]) -> list[str]:
+    return [each.shown for each in found]
+
+
+@pytest.mark.parametrize("use", ["f(tf)", "x.tf = tf", "x = [tf]", "x = tf or y", "f = lambda: tf", "a, b = tf, 1"])
+def test_a_module_that_is_a_value_is_passed_on(use: str) -> None:
+    assert _shown([*passed_on(Script(f"import tensorflow as tf\n{use}\n"))]) == ["tf"]
+
+
+@pytest.mark.parametrize("use", ["x = tf", "x = y = tf", "x = tf.compat.v1 if a else tf", "if tf: pass", "print(tf)"])
+def test_a_module_that_is_followed_or_looked_at_is_not(use: str) -> None:
+    assert _shown([*passed_on(Script(f"import tensorflow as tf\n{use}\n"))]) == []
+
+
+def test_modules_of_which_names_are_left_are_less_likely() -> None:
+    script = Script("import tensorflow as tf\nf(tf.train)\nf(tf.nn)\nf(tf.keras)\nf(tf.float32)\n")
+    assert [(each.shown, each.is_likely) for each in passed_on(script)] == [("tf.train", True), ("tf.nn", False)]
+
+
+def test_after_the_rewrite_of_the_import_only_contrib_may_be_behind_a_module() -> None:
+    script = Script("import tensorflow.compat.v1 as tf\ntf.placeholder(x)\nf(tf.train)\nf(tf)\n")
+    assert _shown([*passed_on(script)]) == ["tf"]
+
+
+def test_names_of_compat_v1_are_followed_behind_an_import_by_text() -> None:
+    text = "import importlib\nT = importlib.import_module({!r})\n"
+    assert _shown([*imported_as_text(Script(text.format("tensorflow.compat.v1")))]) == []
+    assert len([*imported_as_text(Script(text.format("tensorflow")))]) == 1
+
+
+def test_code_as_text_is_found_by_the_words_of_the_script() -> None:
+    script = Script("import tensorflow as T\nU = T\neval('U.train')\neval('np.train')\nexec('T.' + name)\n")
+    assert _shown([*run_as_text(script)]) == ["eval('U.train')", "exec('T.' + name)"]
