@@ -124,7 +124,7 @@ _ELSEWHERE = {
         "tests/optimizers/test_keras_callbacks.py",
     ),
     "optimizers/v1.py": _place(
-        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale_optimizer.py"
+        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale.py"
     ),
     "recomputation/layers/keras2.py": _place(
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",
