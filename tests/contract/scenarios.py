@@ -69,6 +69,11 @@ class Scenario:
             found["clip"] = clip
         return found
 
+    def runs_on(self, name: str) -> bool:
+        """Return whether a host with several replicas can run the scenario."""
+        # A loop with GradScaler would step in a conditional, in which TensorFlow allows no reduction over replicas.
+        return self.window is None or "GradScaler" not in name
+
     def plain_settings(self) -> Mapping[str, Any]:
         """Return the arguments of the host of the optimizer without tfmp."""
         return {"clip": clip} if self.clips else {}

@@ -33,6 +33,18 @@ class State(NamedTuple):
     told: Mapping[str, Any]
 
 
+def as_json(state: State) -> list[Any]:
+    """Return what JSON can hold of a state, for `from_json`."""
+    numbers = tf.nest.map_structure(lambda value: np.asarray(value).tolist(), dict(state.told))
+    return [[value.tolist() for value in state.moving], state.steps, numbers]
+
+
+def from_json(values: Sequence[Any]) -> State:
+    """Return the state that `as_json` made values of."""
+    moving, steps, told = values
+    return State([np.float64(value) for value in moving], steps, told)
+
+
 class Host(abc.ABC):
     """An optimizer where it is used, such as a session or Keras' `fit`; it is built or traced once, and trains often.
 
@@ -41,7 +53,8 @@ class Host(abc.ABC):
         rule: The settings of the exponential manager; None for an optimizer without tfmp.
         make_settings: Makes further arguments of `tfmp.LossScaleOptimizer`; those of `tfmp.GradScaler` get the same
             names. A `loss_scale_manager` takes the place of that of the rule. With `records_norm` norms are recorded,
-            and `clip` is what the script does to the gradients before it applies them.
+            and `clip` is what the script does to the gradients before it applies them; `wrap` wraps the optimizer in
+            place of `tfmp.LossScaleOptimizer`.
     """
 
     #: What the host cannot do: names that scenarios need.
@@ -104,7 +117,7 @@ class Host(abc.ABC):
             return inner
         settings = self.settings()
         records_norm = settings.pop("records_norm", False)
-        opt = tfmp.LossScaleOptimizer(inner, **settings)
+        opt = settings.pop("wrap", tfmp.LossScaleOptimizer)(inner, **settings)
         if records_norm:
             opt.record_gradient_norm()
         return opt
@@ -116,6 +129,8 @@ def told_by(opt: Any) -> dict[str, Any]:
     Args:
         opt: The wrapper or the scaler; another optimizer tells nothing.
     """
+    # Horovod's optimizer for TensorFlow 1 does not forward the properties of the one within it.
+    opt = opt if isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler) else getattr(opt, "_optimizer", opt)
     if not isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler):
         return {}
     told = {
