@@ -93,19 +93,6 @@ def test_loop_with_a_grad_scaler_trains_and_clips(keras: ModuleType, level: str)
     assert losses[-1] < losses[0]
 
 
-@for_every_keras()
-def test_level_is_set_between_two_trainings_of_one_optimizer(keras: ModuleType) -> None:
-    x, y = _data()
-    model, opt = _model(keras), _optimizer(keras)
-    model.compile(opt, "sparse_categorical_crossentropy")
-    losses = []
-    for level in ("O2", "O1-bfloat16", "O0"):
-        tfmp.set_precision(model, level)
-        losses += model.fit(x, y, epochs=2, verbose=0).history["loss"]
-    assert losses[-1] < 0.9 * losses[0]
-    assert int(opt.applied_steps) == 6
-
-
 @for_every_keras("keras3", "keras2")
 def test_checked_model_is_set_to_what_the_check_advises(keras: ModuleType) -> None:
     x, y = _data()
