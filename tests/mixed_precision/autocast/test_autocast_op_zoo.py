@@ -1,13 +1,13 @@
-"""Code of many kinds that names no types: its ops have the types that the lists predict, its results are float32's."""
+"""Code of many kinds that names no types: its results have the types that the lists ask for, and float32's values."""
 
-import functools
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from autocast_ops import op_counts, predicted_types, traced, types_of_ops
+from autocast_ways import Way, each_way, eager, types
 
 import tfmp
 
@@ -42,15 +42,12 @@ class _Case(NamedTuple):
         inputs: Their shapes.
         results: The types of the results, with "half" for the type of autocast.
         in_bfloat16: The types of the results where they are others in bfloat16.
-        looks_at_types: Whether code of TensorFlow looks at types, or makes functions, so that the ops without autocast
-            do not predict those with it.
     """
 
     compute: Callable[..., Any]
     inputs: list[_Input]
     results: list[str]
     in_bfloat16: list[str] | None = None
-    looks_at_types: bool = False
 
 
 def _attention(q: Any, k: Any, v: Any) -> Any:
@@ -130,14 +127,11 @@ _ROW = [0, 2]
 #: As code has it that imported the function before the scope was entered.
 _DIVIDE = tf.math.divide_no_nan
 
-#: A function does not keep the variables that it captures.
-_KEPT: list[Any] = []
-
 _CASES: dict[str, _Case] = {
     "matmul": _Case(tf.matmul, [_x(2, 3), _w(3, 2)], [_H]),
     "matmul_of_transposed": _Case(lambda x, w: tf.matmul(x, w, transpose_b=True), [_x(2, 3), _w(2, 3)], [_H]),
     "matmul_of_products": _Case(tf.matmul, [_h(2, 3), _h(3, 2)], [_H]),
-    "matmul_of_product_and_weight": _Case(lambda x, w: x @ w, [_h(2, 3), _w(3, 2)], [_H], looks_at_types=True),
+    "matmul_of_product_and_weight": _Case(lambda x, w: x @ w, [_h(2, 3), _w(3, 2)], [_H]),
     "matmul_batched": _Case(tf.matmul, [_x(2, 2, 3), _x(2, 3, 2)], [_H]),
     "matmul_batched_with_weight": _Case(lambda x, w: x @ w, [_x(2, 2, 3), _w(3, 2)], [_H]),
     "matmul_with_hint": _Case(lambda x, w: tf.matmul(x, w, a_is_sparse=True), [_x(2, 3), _w(3, 2)], [_F]),
@@ -182,7 +176,7 @@ _CASES: dict[str, _Case] = {
         [_H, _H],
         in_bfloat16=[_F, _F],
     ),
-    "batch_norm": _Case(_batch_norm, [_h(4, 3), _w(3), _w(3)], [_H, _F, _F], looks_at_types=True),
+    "batch_norm": _Case(_batch_norm, [_h(4, 3), _w(3), _w(3)], [_H, _F, _F]),
     "batch_norm_of_inputs": _Case(_batch_norm, [_x(4, 3), _w(3), _w(3)], [_F, _F, _F]),
     "fused_batch_norm": _Case(_fused_batch_norm, [_h(1, 2, 2, 3), _w(3), _w(3)], [_H, _F, _F]),
     "layer_norm": _Case(_layer_norm, [_h(2, 4), _w(4), _w(4)], [_F]),
@@ -201,8 +195,8 @@ _CASES: dict[str, _Case] = {
     "gate_with_number": _Case(lambda x: 1 - tf.sigmoid(x), [_h(2, 3)], [_F]),
     "gate_within_limits": _Case(lambda x: tf.clip_by_value(tf.sigmoid(x), 1e-7, 1 - 1e-7), [_h(2, 3)], [_F]),
     "logarithm_of_a_gate": _Case(lambda x, y: y * tf.math.log(1 - tf.sigmoid(x) + 1e-7), [_h(2, 3), _h(2, 3)], [_F]),
-    "gelu": _Case(tf.nn.gelu, [_h(2, 3)], [_H], looks_at_types=True),
-    "gelu_approximate": _Case(lambda x: tf.nn.gelu(x, approximate=True), [_h(2, 3)], [_F], looks_at_types=True),
+    "gelu": _Case(tf.nn.gelu, [_h(2, 3)], [_H]),
+    "gelu_approximate": _Case(lambda x: tf.nn.gelu(x, approximate=True), [_h(2, 3)], [_F]),
     "silu": _Case(tf.nn.silu, [_h(2, 3)], [_H]),
     "elu": _Case(tf.nn.elu, [_h(2, 3)], [_H]),
     "selu": _Case(tf.nn.selu, [_h(2, 3)], [_H]),
@@ -226,7 +220,7 @@ _CASES: dict[str, _Case] = {
     "sin": _Case(tf.sin, [_h(2, 3)], [_F]),
     "lgamma": _Case(lambda x: tf.math.lgamma(tf.abs(x) + 1.0), [_h(2, 3)], [_F]),
     "clip_by_value": _Case(lambda x: tf.clip_by_value(x, -0.5, 0.5), [_h(2, 3)], [_H]),
-    "clip_by_norm": _Case(lambda x: tf.clip_by_norm(x, 0.5), [_h(2, 3)], [_F], looks_at_types=True),
+    "clip_by_norm": _Case(lambda x: tf.clip_by_norm(x, 0.5), [_h(2, 3)], [_F]),
     "numbers": _Case(lambda x: (1 - x * 2.0 + 1) / 4 - 0.5, [_h(2, 3)], [_H]),
     "number_over": _Case(lambda x: 2.0 / (tf.abs(x) + 1), [_h(2, 3)], [_H]),
     "numbers_of_numpy": _Case(lambda x: np.sqrt(2.0) * x + np.float32(0.5) * x - x / np.sqrt(16), [_h(2, 3)], [_H]),
@@ -286,30 +280,25 @@ _CASES: dict[str, _Case] = {
     "reduce_std": _Case(lambda x: tf.math.reduce_std(x, 1), [_h(2, 3)], [_F]),
     "norm": _Case(lambda x: tf.norm(x, axis=1), [_h(2, 3)], [_F]),
     "l2_normalize": _Case(lambda x: tf.nn.l2_normalize(x, 1), [_h(2, 3)], [_F]),
-    "moments": _Case(lambda x: tf.nn.moments(x, [0]), [_h(4, 3)], [_F, _F], looks_at_types=True),
-    "weighted_moments": _Case(
-        lambda x: tf.nn.weighted_moments(x, [0], tf.ones([4, 3])), [_h(4, 3)], [_F, _F], looks_at_types=True
-    ),
+    "moments": _Case(lambda x: tf.nn.moments(x, [0]), [_h(4, 3)], [_F, _F]),
+    "weighted_moments": _Case(lambda x: tf.nn.weighted_moments(x, [0], tf.ones([4, 3])), [_h(4, 3)], [_F, _F]),
     "softmax_cross_entropy": _Case(
         lambda x, y: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(y), x),
         [_h(2, 3), _x(2, 3)],
         [_F],
-        looks_at_types=True,
     ),
     "softmax_cross_entropy_with_labels_in_half": _Case(
         lambda x, y: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(x), y),
         [_h(2, 3), _x(2, 3)],
         [_F],
-        looks_at_types=True,
     ),
     "sparse_softmax_cross_entropy": _Case(
-        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(_ROW, x), [_h(2, 3)], [_F], looks_at_types=True
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(_ROW, x), [_h(2, 3)], [_F]
     ),
     "sigmoid_cross_entropy": _Case(
         lambda x, y: tf.nn.sigmoid_cross_entropy_with_logits(tf.abs(y), x),
         [_h(2, 3), _x(2, 3)],
         [_F],
-        looks_at_types=True,
     ),
     "weighted_cross_entropy": _Case(
         lambda x, y: tf.nn.weighted_cross_entropy_with_logits(tf.abs(y), x, 2.0), [_h(2, 3), _x(2, 3)], [_F]
@@ -322,32 +311,20 @@ _CASES: dict[str, _Case] = {
     "embedding": _Case(lambda w: tf.nn.embedding_lookup(w, [[0, 2], [1, 1]]), [_w(3, 2)], [_F]),
     "embedding_into_product": _Case(lambda w, u: tf.gather(w, [0, 2]) @ u, [_w(3, 2), _w(2, 2)], [_H]),
     "inverse": _Case(lambda x: tf.linalg.inv(x + tf.eye(2) * 4.0), [_h(2, 2)], [_F]),
-    "determinant": _Case(
-        lambda x: tf.linalg.det(x + np.eye(2, dtype=np.float32)), [_h(2, 2)], [_F], looks_at_types=True
-    ),
-    "exponential": _Case(lambda x: tf.linalg.expm(-x), [_h(2, 2)], [_F], looks_at_types=True),
-    "eigenvalues": _Case(
-        lambda x: tf.math.real(tf.linalg.eigvals(x + tf.transpose(x))), [_h(2, 2)], [_F], looks_at_types=True
-    ),
-    "eigenvectors": _Case(
-        lambda x: tf.abs(tf.linalg.eig(x + tf.transpose(x))[1]), [_h(2, 2)], [_F], looks_at_types=True
-    ),
-    "pseudo_inverse": _Case(lambda x: tf.linalg.pinv(x + 4.0 * tf.eye(2)), [_h(2, 2)], [_F], looks_at_types=True),
-    "kronecker_product": _Case(_kronecker_product, [_h(2, 2), _x(2, 2), _x(4, 1)], [_H], looks_at_types=True),
-    "operators": _Case(_operators, [_h(2, 2), _x(2, 2)], [_H, _F, _F, _F], looks_at_types=True),
-    "ctc_loss": _Case(
-        lambda x: tf.nn.ctc_loss([[1], [2]], x, [1, 1], [3, 3], blank_index=0), [_h(3, 2, 3)], [_F], looks_at_types=True
-    ),
+    "determinant": _Case(lambda x: tf.linalg.det(x + np.eye(2, dtype=np.float32)), [_h(2, 2)], [_F]),
+    "exponential": _Case(lambda x: tf.linalg.expm(-x), [_h(2, 2)], [_F]),
+    "eigenvalues": _Case(lambda x: tf.math.real(tf.linalg.eigvals(x + tf.transpose(x))), [_h(2, 2)], [_F]),
+    "eigenvectors": _Case(lambda x: tf.abs(tf.linalg.eig(x + tf.transpose(x))[1]), [_h(2, 2)], [_F]),
+    "pseudo_inverse": _Case(lambda x: tf.linalg.pinv(x + 4.0 * tf.eye(2)), [_h(2, 2)], [_F]),
+    "kronecker_product": _Case(_kronecker_product, [_h(2, 2), _x(2, 2), _x(4, 1)], [_H]),
+    "operators": _Case(_operators, [_h(2, 2), _x(2, 2)], [_H, _F, _F, _F]),
+    "ctc_loss": _Case(lambda x: tf.nn.ctc_loss([[1], [2]], x, [1, 1], [3, 3], blank_index=0), [_h(3, 2, 3)], [_F]),
     "resize_by_lanczos": _Case(lambda x: tf.image.resize(x, [4, 4], "lanczos3"), [_h(1, 2, 2, 2)], [_F]),
     "resize_by_area": _Case(lambda x: tf.image.resize(x, [4, 4], "area"), [_h(1, 2, 2, 2)], [_F]),
-    "numbers_for_one_hot": _Case(
-        lambda x, y: tf.one_hot([0, 1], 2, x[0, 0], y[0, 0]), [_h(1, 1), _x(1, 1)], [_F], looks_at_types=True
-    ),
-    "accumulated": _Case(lambda x, y: tf.math.accumulate_n([x, y, x]), [_h(2, 3), _x(2, 3)], [_F], looks_at_types=True),
-    "quotient_by_a_function_from_before": _Case(
-        lambda x, y: _DIVIDE(x, y + 4.0), [_x(2, 3), _h(2, 3)], [_F], looks_at_types=True
-    ),
-    "cosine_transform": _Case(lambda x: tf.signal.dct(-x), [_h(2, 4)], [_F], looks_at_types=True),
+    "numbers_for_one_hot": _Case(lambda x, y: tf.one_hot([0, 1], 2, x[0, 0], y[0, 0]), [_h(1, 1), _x(1, 1)], [_F]),
+    "accumulated": _Case(lambda x, y: tf.math.accumulate_n([x, y, x]), [_h(2, 3), _x(2, 3)], [_F]),
+    "quotient_by_a_function_from_before": _Case(lambda x, y: _DIVIDE(x, y + 4.0), [_x(2, 3), _h(2, 3)], [_F]),
+    "cosine_transform": _Case(lambda x: tf.signal.dct(-x), [_h(2, 4)], [_F]),
     "diagonal": _Case(tf.linalg.diag_part, [_h(2, 2)], [_F]),
     "trace": _Case(tf.linalg.trace, [_h(2, 2)], [_F]),
     "spectrum": _Case(lambda x: tf.abs(tf.signal.rfft(x)), [_h(2, 4)], [_F]),
@@ -355,7 +332,7 @@ _CASES: dict[str, _Case] = {
     "min_max_of_fake_quantization": _Case(
         lambda x: tf.quantization.fake_quant_with_min_max_args(x, -4.0, 4.0, 16), [_h(2, 4)], [_F]
     ),
-    "adjusted_contrast": _Case(lambda x: tf.image.adjust_contrast(x, 2.0), [_h(1, 2, 2, 3)], [_H], looks_at_types=True),
+    "adjusted_contrast": _Case(lambda x: tf.image.adjust_contrast(x, 2.0), [_h(1, 2, 2, 3)], [_H]),
     "crop_and_resize": _Case(
         lambda x, y: tf.image.crop_and_resize(x, tf.abs(y), [0], [2, 2]), [_h(1, 3, 3, 1), _h(1, 4)], [_F]
     ),
@@ -367,48 +344,27 @@ _CASES: dict[str, _Case] = {
         [_h(1, 4)],
         [_F],
     ),
-    "written_to_an_array": _Case(_written_to_an_array, [_h(2, 3)], [_H], looks_at_types=True),
-    "mapped": _Case(
-        lambda x, w: tf.map_fn(lambda row: tf.linalg.matvec(w, row), x), [_x(2, 3), _w(2, 3)], [_F], looks_at_types=True
-    ),
-    "scanned": _Case(
-        _scanned,
-        [_x(2, 3), _w(3, 3)],
-        [_F],
-        looks_at_types=True,
-    ),
-    "folded": _Case(
-        _folded,
-        [_x(2, 3), _w(3, 3)],
-        [_F],
-        looks_at_types=True,
-    ),
+    "written_to_an_array": _Case(_written_to_an_array, [_h(2, 3)], [_H]),
+    "mapped": _Case(lambda x, w: tf.map_fn(lambda row: tf.linalg.matvec(w, row), x), [_x(2, 3), _w(2, 3)], [_F]),
+    "scanned": _Case(_scanned, [_x(2, 3), _w(3, 3)], [_F]),
+    "folded": _Case(_folded, [_x(2, 3), _w(3, 3)], [_F]),
     "vectorized": _Case(
-        lambda x, w: tf.vectorized_map(lambda row: tf.linalg.matvec(w, row), x),
-        [_x(2, 3), _w(2, 3)],
-        [_H],
-        looks_at_types=True,
+        lambda x, w: tf.vectorized_map(lambda row: tf.linalg.matvec(w, row), x), [_x(2, 3), _w(2, 3)], [_H]
     ),
 }
 
-_EACH_CASE = pytest.mark.parametrize("case", _CASES.values(), ids=list(_CASES))
 #: Traces take long. In functions, bfloat16 has the cases in which it differs from float16, and a few others.
-_IN_FUNCTIONS = [(name, "float16") for name in _CASES] + [
-    (name, "bfloat16")
-    for name, case in _CASES.items()
-    if case.in_bfloat16
-    or name
-    in (
-        *("matmul", "conv2d", "attention", "lstm_cell", "exp", "concat_of_types", "mapped"),
-        *(
-            "matmul_of_product_and_weight",
-            "layer_norm",
-            "reduce_sum",
-            "gates_with_numbers",
-            "exponential",
-            "pseudo_inverse",
-        ),
-    )
+_OF_BFLOAT16 = (
+    "matmul conv2d attention lstm_cell lstm_block_cell exp concat_of_types mapped matmul_of_product_and_weight "
+)
+_OF_BFLOAT16 += "layer_norm reduce_sum gates_with_numbers exponential pseudo_inverse"
+_ROWS = [
+    pytest.param(name, dtype, way, id=f"{name}-{dtype}-{id_}")
+    for name in _CASES
+    for dtype in ("float16", "bfloat16")
+    # Without AutoGraph, which none of the cases needs, traces take less time.
+    for id_, way in {"eager": eager, "function": lambda each: tf.function(each, autograph=False)}.items()
+    if id_ == "eager" or dtype == "float16" or name in _OF_BFLOAT16.split()
 ]
 _EACH_TYPE = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
@@ -423,104 +379,52 @@ def _values(case: _Case) -> list[Any]:
     ]
 
 
-def _compute(case: _Case, values: list[Any]) -> list[tf.Tensor]:
-    """Compute a case, some of whose inputs are products with the identity matrix."""
-    given = [
-        value @ np.eye(each.shape[-1], dtype=np.float32) if each.kind == "product" else value
-        for value, each in zip(values, case.inputs, strict=True)
-    ]
-    return list(tf.nest.flatten(case.compute(*given)))[: len(case.results)]
+def _compute(case: _Case, scope: Any, activations: Sequence[tf.Tensor], values: list[Any]) -> list[tf.Tensor]:
+    """Compute a case: weights are those among the values, and some of its inputs products with the identity matrix."""
+    left = iter(activations)
+    with scope:
+        given = [
+            value
+            if each.kind == "weight"
+            else next(left) @ np.eye(each.shape[-1], dtype=np.float32)
+            if each.kind == "product"
+            else next(left)
+            for value, each in zip(values, case.inputs, strict=True)
+        ]
+        return list(tf.nest.flatten(case.compute(*given)))[: len(case.results)]
 
 
-def _expected_types(case: _Case, dtype: str) -> list[str]:
-    results = case.in_bfloat16 if dtype == "bfloat16" and case.in_bfloat16 else case.results
-    return [dtype if result == _H else result for result in results]
-
-
-def _assert_close(results: list[tf.Tensor], expected: list[tf.Tensor], dtype: str) -> None:
-    for result, known in zip(results, expected, strict=True):
+def _assert_as_plain(case: _Case, dtype: str, results: list[tf.Tensor], activations: Any, values: list[Any]) -> None:
+    expected = case.in_bfloat16 if dtype == "bfloat16" and case.in_bfloat16 else case.results
+    assert types(results) == [dtype if each == _H else each for each in expected]
+    for result, known in zip(results, _compute(case, contextlib.nullcontext(), activations, values), strict=True):
         scale = max(1.0, float(np.abs(known).max()))
         np.testing.assert_allclose(np.float32(result), known, rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype] * scale)
-
-
-@_EACH_TYPE
-@_EACH_CASE
-def test_eager_results_are_those_of_float32(case: _Case, dtype: str) -> None:
-    values = _values(case)
-    expected = _compute(case, values)
-    with tfmp.autocast(dtype):
-        results = _compute(case, values)
-    assert [result.dtype.name for result in results] == _expected_types(case, dtype)
-    _assert_close(results, expected, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), _IN_FUNCTIONS)
-def test_results_of_a_function_are_those_of_float32(name: str, dtype: str) -> None:
-    case, values = _CASES[name], _values(_CASES[name])
-    results = _function(name, dtype)(*_activations(values))
-    assert [result.dtype.name for result in results] == _expected_types(case, dtype)
-    _assert_close(results, _compute(case, values), dtype)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name, dtype in _IN_FUNCTIONS if not _CASES[name].looks_at_types]
-)
-def test_each_op_computes_in_the_type_that_the_lists_predict(name: str, dtype: str) -> None:
-    assert types_of_ops(_function(name, dtype).graph) == predicted_types(_function(name, None).graph, dtype)
-
-
-@functools.cache
-def _function(name: str, dtype: str | None) -> Any:
-    """Return the function of a case with its arguments; tracing takes most of the time here."""
-    case, values = _CASES[name], _values(_CASES[name])
-    _KEPT.append(values)
-    # Without AutoGraph, which none of the cases needs, traces take less time.
-    compute = tf.function(lambda *activations: _in_scope(case, dtype, activations, values), autograph=False)
-    return compute.get_concrete_function(*_activations(values))
 
 
 def _activations(values: list[Any]) -> list[tf.Tensor]:
     return [value for value in values if isinstance(value, tf.Tensor)]
 
 
-def _in_scope(case: _Case, dtype: str | None, activations: Any, values: list[Any]) -> list[tf.Tensor]:
-    """Compute a case in a function: weights are captured there, and activations are its arguments."""
-    left = iter(activations)
-    given = [next(left) if isinstance(value, tf.Tensor) else value for value in values]
-    with tfmp.autocast(dtype or "float16", enabled=dtype is not None):
-        return _compute(case, given)
-
-
-@pytest.mark.parametrize("name", ["attention", "layer_norm", "batch_norm", "softmax_cross_entropy", "mapped"])
-def test_ops_of_a_scope_that_is_off_are_those_of_none(name: str) -> None:
-    case = _CASES[name]
-    values = _values(case)
-
-    def without_scope(*activations: tf.Tensor) -> list[tf.Tensor]:
-        left = iter(activations)
-        return _compute(case, [next(left) if isinstance(value, tf.Tensor) else value for value in values])
-
-    own = traced(without_scope, *_activations(values))
-    off = _function(name, None).graph
-    assert types_of_ops(off) == types_of_ops(own)
-    assert op_counts(off) == op_counts(own)
-    assert op_counts(_function(name, "float16").graph) != op_counts(own)
+@pytest.mark.parametrize(("name", "dtype", "way"), _ROWS)
+def test_results_are_those_of_float32(name: str, dtype: str, way: Way) -> None:
+    case, values = _CASES[name], _values(_CASES[name])
+    results = way(lambda *activations: _compute(case, tfmp.autocast(dtype), activations, values))(*_activations(values))
+    _assert_as_plain(case, dtype, results, _activations(values), values)
 
 
 @_EACH_TYPE
 def test_results_within_xla_are_those_of_float32(dtype: str) -> None:
     names = ["dense", "conv2d", "attention", "layer_norm", "batch_norm", "sum_of_types", "softmax_cross_entropy"]
-    cases = [_CASES[name] for name in names]
-    values = [_values(case) for case in cases]
+    cases = [(_CASES[name], _values(_CASES[name])) for name in names]
 
     @tf.function(jit_compile=True)
     def compute(given: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        return [_in_scope(*each) for each in zip(cases, [dtype] * len(cases), given, values, strict=True)]
+        scope = tfmp.autocast(dtype)
+        return [_compute(case, scope, each, values) for each, (case, values) in zip(given, cases, strict=True)]
 
-    found = compute([_activations(each) for each in values])
-    for case, each, results in zip(cases, values, found, strict=True):
-        assert [result.dtype.name for result in results] == _expected_types(case, dtype)
-        _assert_close(results, _compute(case, each), dtype)
+    for (case, values), results in zip(cases, compute([_activations(values) for _, values in cases]), strict=True):
+        _assert_as_plain(case, dtype, results, _activations(values), values)
 
 
 @_EACH_TYPE
@@ -596,46 +500,24 @@ def test_dropout_keeps_the_type_and_drops_as_many(dtype: str) -> None:
         assert 0.4 < np.mean(np.float32(result) == 0) < 0.6
 
 
-def test_state_keeps_its_type() -> None:
+@each_way
+def test_state_keeps_its_type(way: Way) -> None:
     v, rows = tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.zeros([3, 2]))
-    with tfmp.autocast():
-        half = tf.ones([2, 2]) @ tf.ones([2, 2])
+
+    @tfmp.autocast()
+    def update(x: tf.Tensor) -> tf.Tensor:
+        half = x @ x
         v.assign(half)
         v.assign_add(half * 3.0)
         v.assign_sub(half)
         rows.scatter_update(tf.IndexedSlices(half, tf.constant([0, 2])))
         rows.scatter_nd_add([[0]], half[:1])
         rows[1].assign(half[0])
-    assert half.dtype == tf.float16
+        return [half, v * tf.reduce_sum(v)]
+
+    assert types(way(update)(tf.ones([2, 2]))) == ["float16", "float32"]
     assert v.numpy().tolist() == [[6, 6], [6, 6]]
     assert rows.numpy().tolist() == [[4, 4], [2, 2], [2, 2]]
-    assert (v.dtype, rows.dtype) == (tf.float32, tf.float32)
-
-
-def test_state_of_a_function_keeps_its_type() -> None:
-    v = tf.Variable(tf.zeros([2, 2]))
-
-    @tf.function
-    @tfmp.autocast()
-    def update(x: tf.Tensor) -> tf.Tensor:
-        v.assign_add(x @ x)
-        return v * tf.reduce_sum(v)
-
-    assert update(tf.ones([2, 2])).numpy().tolist() == [[16, 16], [16, 16]]
-    assert v.numpy().tolist() == [[2, 2], [2, 2]]
-
-
-def test_array_of_the_type_of_inputs_takes_products() -> None:
-    @tfmp.autocast()
-    def rows(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
-        array = tf.TensorArray(x.dtype, size=2)
-        for index in range(2):
-            array = array.write(index, tf.linalg.matvec(w, x[index]))
-        return array.stack()
-
-    x, w = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([[1.0, 1.0], [0.0, 2.0]])
-    assert rows(x, w).numpy().tolist() == [[3, 4], [7, 8]]
-    assert tf.function(rows)(x, w).numpy().tolist() == [[3, 4], [7, 8]]
 
 
 def test_random_numbers_are_made_in_the_type_asked_for() -> None:

@@ -1,0 +1,142 @@
+"""The hosts that are loops with `tfmp.GradScaler`, around optimizers of TensorFlow 1 and of each Keras."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+import tfmp
+from kit.hosts import Host, State, run_on_replicas, state_of, told_by, v1_optimizer, weights_and_momenta
+from kit.keras_hosts import of_tensorflow
+from kit.oracle import Rule, Steps
+from kit.structures import Fed, Structure
+
+
+class Scaler(Host):
+    """A loop that scales, differentiates, steps and updates; with an accumulator it adds up the gradients first.
+
+    Args:
+        keras: The Keras package; None for an optimizer of TensorFlow 1.
+        structure: As for `Host`.
+        rule: As for `Host`; the reference without tfmp is another host.
+        make_settings: As for `Host`.
+        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
+            steps.
+        strategy: The strategy with the replicas; by default there is one device.
+        averages: Whether the optimizer averages the weights if the structure's options say so.
+    """
+
+    def __init__(
+        self,
+        keras: ModuleType | None,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        compiled: Callable[..., Any] | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+        averages: bool = True,
+    ) -> None:
+        super().__init__(structure, rule, make_settings)
+        self._keras, self._compiled, self._averages = keras, compiled, averages
+        self._strategy = strategy or tf.distribute.get_strategy()
+
+    def begin(self) -> None:
+        with self._strategy.scope():
+            self._make()
+        signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
+        self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
+
+    def _make(self) -> None:
+        make = tf.Variable if self._keras is None else getattr(self._keras, "Variable", tf.Variable)
+        self._weights = {
+            name: make(value, name=name, dtype=value.dtype.name) for name, value in self.structure.initial.items()
+        }
+        only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
+        self._inner = self._make_inner()
+        self._set_up()
+        self.scaler.prepare(self._inner, self._weights.values())
+
+    def _make_inner(self) -> Any:
+        if self._keras is None:
+            return v1_optimizer(self.structure)
+        options = {name: each for name, each in self.structure.options.items() if self._averages or "ema" not in name}
+        return self._keras.optimizers.SGD(0.5, **options)
+
+    def _set_up(self) -> None:
+        settings = self.settings()
+        window = {
+            name: settings.pop(name)
+            for name in ("accumulation_steps", "overflow_drops", "micro_batches_per_epoch")
+            if name in settings
+        }
+        self.accumulator = None
+        if window:
+            detector = {name: settings[name] for name in ("overflow_detector",) if name in settings}
+            self.accumulator = tfmp.GradientAccumulator(list(self._weights.values()), **window, **detector)
+        records_norm = settings.pop("records_norm", False)
+        self.scaler = tfmp.GradScaler(manager=settings.pop("loss_scale_manager"), **settings)
+        if records_norm:
+            self.scaler.record_gradient_norm()
+
+    def train(self, steps: Steps) -> list[State]:
+        states = [self._state()]
+        for feds in steps:
+            self._run([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
+            states.append(self._state())
+        return states
+
+    def _take_step(self, feds: Sequence[Fed]) -> None:
+        run_on_replicas(self._strategy, self._on_replica, feds)
+
+    def _on_replica(self, fed: Fed) -> None:
+        variables = {name: of_tensorflow(weight) for name, weight in self._weights.items()}
+        with tf.GradientTape() as tape:
+            loss = self.scaler.scale(self.structure.loss(variables, fed))
+        grads = tape.gradient(loss, list(variables.values()))
+        if self.accumulator is None:
+            self._apply(grads if self._clip is None else self._clip(self.scaler.unscale(self._inner, grads)))
+            return
+        self.accumulator.add(grads, self.scaler.loss_scale)
+        if not self._compiled:
+            if self.accumulator.is_full:
+                self._apply_mean()
+            return
+        tf.cond(self.accumulator.is_full, self._apply_mean, lambda: None)
+
+    def _apply_mean(self) -> None:
+        grads = self.scaler.unscale(self._inner, self.accumulator)
+        self._apply(grads if self._clip is None else self._clip(grads))
+
+    def _apply(self, grads: Sequence[Any]) -> None:
+        pairs = zip(grads, self._weights.values(), strict=True)
+        self.scaler.step(self._inner, pairs, **({"global_step": self._step} if self._keras is None else {}))
+        self.scaler.update()
+
+    def save(self, directory: Path) -> None:
+        self._checkpoint().save(directory / "checkpoint")
+
+    def restore(self, directory: Path) -> None:
+        self.begin()
+        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
+
+    def _checkpoint(self) -> tf.train.Checkpoint:
+        parts = {"optimizer": self._inner, "scaler": self.scaler, "step": self._step}
+        if self.accumulator is not None:
+            parts["accumulator"] = self.accumulator
+        weights = {name: of_tensorflow(weight) for name, weight in self._weights.items()}
+        return tf.train.Checkpoint(**parts, **weights)
+
+    def _state(self) -> State:
+        weights = [of_tensorflow(weight) for weight in self._weights.values()]
+        if self._keras is None:
+            moving, steps = weights_and_momenta(self._strategy, self._inner, weights), self._step
+        else:
+            variables = [*weights, *map(of_tensorflow, self._inner.variables)]
+            moving = [part for each in variables for part in self._strategy.experimental_local_results(each)]
+            steps = of_tensorflow(self._inner.iterations)
+        with self._strategy.scope():
+            return state_of(moving, steps.numpy(), told_by(self.scaler))
