@@ -100,16 +100,13 @@ _ELSEWHERE = {
     "optimizers/keras/checkpoints.py": _place(
         "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _learning_rate",
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
-        "tests/optimizers/keras/test_keras_checkpoints.py",
         "tests/optimizers/test_keras_moves.py",
     ),
     "optimizers/keras/files.py": _place(
         "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras2_interface.py"
     ),
     "optimizers/keras/methods.py": _place("_optimizer", _UNWRAPPED, "tests/optimizers/test_keras2_interface.py"),
-    "optimizers/keras/takeover.py": _place(
-        "_trackable_children", _CHILDREN, "tests/optimizers/keras/test_keras_takeover.py"
-    ),
+    "optimizers/keras/takeover.py": _place("_trackable_children", _CHILDREN, "tests/optimizers/test_keras_moves.py"),
     "optimizers/keras_legacy.py": _place(
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
@@ -124,7 +121,7 @@ _ELSEWHERE = {
         "tests/optimizers/test_keras_callbacks.py",
     ),
     "optimizers/v1.py": _place(
-        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale_optimizer.py"
+        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale.py"
     ),
     "recomputation/layers/keras2.py": _place(
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from loops import IN_BOTH_WAYS, WAYS, sgd
 
 import tfmp
-from tfmp.grad_scaler.scaled_losses import ScaledLosses
-
-pytestmark = pytest.mark.essential
 
 _NEVER = (
     "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
@@ -34,148 +32,130 @@ def _here() -> str:
 
 
 class _Training:
-    """A scaler with an optimizer, a weight and an accumulator; `line` is the line that a warning must name."""
+    """A scaler with an optimizer and a weight; `line` is the line that a warning must name."""
 
     def __init__(self, is_fixed: bool = False, **settings: Any) -> None:
         self.scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8) if is_fixed else None, **settings)
-        self.optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-        self.weight = tf.Variable([1.0, 2.0])
+        self.optimizer, self.weight, self.line = sgd(), tf.Variable([1.0, 2.0]), ""
         self.accumulator = tfmp.GradientAccumulator([self.weight], 1)
-        self.line = ""
 
     def loss(self, data: Any = 3.0) -> tf.Tensor:
         return tf.reduce_sum(self.weight * self.weight) * data
 
     def step(self, grads: Any, unscales: bool = True) -> None:
         if unscales:
-            grads = self.scaler.unscale(self.optimizer, grads)
+            grads, line = self.scaler.unscale(self.optimizer, grads), _here()
+        else:
+            line = _next_line(_here())
         self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True))
         self.scaler.update()
+        if tf.executing_eagerly():
+            # In eager code only the line that calls the scaler is known.
+            self.line = line
+
+
+def _next_line(line: str) -> str:
+    file, number = line.split(":")
+    return f"{file}:{int(number) + 1}"
 
 
 def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == "tfmp"]
 
 
-def _eagerly(function: Callable[..., None]) -> Callable[..., None]:
-    return function
-
-
-def _in_function(function: Callable[..., None]) -> Callable[..., None]:
-    # With AutoGraph the lines would be those of the converted code.
-    return tf.function(function, autograph=False)
-
-
-@pytest.mark.parametrize("mode", [_eagerly, _in_function], ids=["eager", "function"])
+@IN_BOTH_WAYS
 @pytest.mark.parametrize("unscales", [True, False])
 def test_loss_that_was_never_scaled_gives_one_warning_with_the_line(
-    mode: Callable[..., Any], unscales: bool, caplog: pytest.LogCaptureFixture
+    way: str, unscales: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training()
 
-    @mode
+    @tf.autograph.experimental.do_not_convert  # the lines would be those of the converted code
     def iterate(data: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = training.loss(data)
         grads, training.line = tape.gradient(loss, [training.weight]), _here()
-        if tf.executing_eagerly():
-            # In eager code only the line that calls the scaler is known.
-            training.line = "test_scaled_losses.py:" + str(_line_of_unscale if unscales else _line_of_step)
         training.step(grads, unscales)
 
+    run = WAYS[way](iterate)
     for _ in range(3):
-        iterate(tf.constant(3.0))
+        run(tf.constant(3.0))
     assert _messages(caplog) == [f"{training.line}: {_NEVER}"]
 
 
-_line_of_unscale = next(
-    number
-    for number, line in enumerate(inspect.getsource(_Training).splitlines(), inspect.getsourcelines(_Training)[1])
-    if "scaler.unscale" in line
-)
-_line_of_step = _line_of_unscale + 1
-
-
 @pytest.mark.graph
-def test_warning_in_a_tf1_graph_names_the_line_of_the_gradients(caplog: pytest.LogCaptureFixture) -> None:
-    for scales, message in ((False, _NEVER), (True, _OTHER)):
-        caplog.clear()
-        with tf.Graph().as_default():
-            scaler, weight = tfmp.GradScaler(), tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
-            loss = tf.reduce_sum(weight * weight)
-            if scales:
-                scaler.scale(loss)
-            grads, line = tf.gradients(loss, [weight]), _here()
-            optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-            for _ in range(2):
-                scaler.step(optimizer, zip(grads, [weight], strict=True))
-                scaler.update()
-        assert _messages(caplog) == [f"{line}: {message}"]
+@pytest.mark.parametrize(("scales", "message"), [(False, _NEVER), (True, _OTHER)])
+def test_warning_in_a_tf1_graph_names_the_line_of_the_gradients(
+    scales: bool, message: str, session: tf.compat.v1.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaler, weight = tfmp.GradScaler(), tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
+    loss = tf.reduce_sum(weight * weight)
+    if scales:
+        scaler.scale(loss)
+    grads, line = tf.gradients(loss, [weight]), _here()
+    for _ in range(2):
+        scaler.step(sgd(), zip(grads, [weight], strict=True))
+    assert _messages(caplog) == [f"{line}: {message}"]
 
 
-@pytest.mark.parametrize("jit_compile", [None, True])
+@pytest.mark.parametrize("way", ["function", "xla"])
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
 @pytest.mark.parametrize("clips", [True, False])
 def test_differentiating_the_unscaled_loss_next_to_a_scaled_one_gives_a_warning(
-    clips: bool, is_fixed: bool, jit_compile: bool | None, caplog: pytest.LogCaptureFixture
+    clips: bool, is_fixed: bool, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training(is_fixed)
 
-    @tf.function(jit_compile=jit_compile, autograph=False)
+    @tf.autograph.experimental.do_not_convert
     def iterate(data: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = training.loss(data)
             training.scaler.scale(loss)
         grads, training.line = tape.gradient(loss, [training.weight]), _here()
-        if clips:
-            grads = tfmp.clip_by_norm(grads, 1e6)
-        training.step(grads)
+        training.step(tfmp.clip_by_norm(grads, 1e6) if clips else grads)
 
+    run = WAYS[way](iterate)
     for _ in range(2):
-        iterate(tf.constant(3.0))
+        run(tf.constant(3.0))
     assert _messages(caplog) == [f"{training.line}: {_OTHER}"]
 
 
-def _scaled(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        scaled = training.scaler.scale(training.loss(data))
-    training.step(tape.gradient(scaled, [training.weight]))
+def _of_scaled(make: Callable[[_Training, tf.Tensor], tf.Tensor], unscales: bool = True) -> Callable[..., None]:
+    """Step with the gradients of a loss that was scaled in some way."""
+
+    def iterate(training: _Training, data: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            scaled = make(training, data)
+        training.step(tape.gradient(scaled, [training.weight]), unscales)
+
+    return iterate
 
 
-def _scaled_in_half_precision(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        scaled = training.scaler.scale(tf.cast(training.loss(data), tf.float16))
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
-def _sum_of_scaled_losses(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        parts = training.scaler.scale([training.loss(data), training.loss(2.0)])
-        scaled = tf.add_n(parts)
-    training.step(tape.gradient(scaled, [training.weight]), unscales=False)
-
-
-def _penalty(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        with tf.GradientTape() as inner:
-            loss = training.loss(data)
-        (grad,) = inner.gradient(loss, [training.weight])
-        scaled = training.scaler.scale(loss + tf.reduce_sum(grad * grad))
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
-def _by_hand(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        scaled = training.loss(data) * training.scaler.loss_scale
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
-def _by_hand_beside_another(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
+def _penalty(training: _Training, data: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as inner:
         loss = training.loss(data)
-        training.scaler.scale(loss)
-        scaled = loss * training.scaler.loss_scale
-    training.step(tape.gradient(scaled, [training.weight]))
+    (grad,) = inner.gradient(loss, [training.weight])
+    return training.scaler.scale(loss + tf.reduce_sum(grad * grad))
+
+
+def _by_hand_beside_another(training: _Training, data: tf.Tensor) -> tf.Tensor:
+    loss = training.loss(data)
+    training.scaler.scale(loss)
+    return loss * training.scaler.loss_scale
+
+
+def _in_a_loop(training: _Training, data: tf.Tensor) -> tf.Tensor:
+    _, scaled = tf.while_loop(
+        lambda count, _: count < 2,
+        lambda count, total: (count + 1, total + training.scaler.scale(training.loss(data))),
+        [tf.constant(0), tf.constant(0.0)],
+    )
+    return scaled
+
+
+def _after_another(make: Callable[[_Training, tf.Tensor], tf.Tensor]) -> Callable[[_Training, tf.Tensor], tf.Tensor]:
+    """Scale another loss first, so that the graph of the function knows a scale."""
+    return lambda training, data: (training.scaler.scale(tf.constant(1.0)), make(training, data))[1]
 
 
 def _scaled_gradient_of_the_output(training: _Training, data: tf.Tensor) -> None:
@@ -195,34 +175,6 @@ def _differentiated_in_another_function(training: _Training, data: tf.Tensor) ->
     training.step(gradients())
 
 
-def _scaled_in_another_function(training: _Training, data: tf.Tensor) -> None:
-    training.scaler.scale(tf.constant(1.0))
-    scaled_loss = tf.function(lambda: training.scaler.scale(training.loss(data)))
-    with tf.GradientTape() as tape:
-        scaled = scaled_loss()
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
-def _scaled_in_a_conditional(training: _Training, data: tf.Tensor) -> None:
-    training.scaler.scale(tf.constant(1.0))
-    with tf.GradientTape() as tape:
-        scaled = tf.cond(
-            data > 0, lambda: training.scaler.scale(training.loss(data)), lambda: training.scaler.scale(data)
-        )
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
-def _scaled_in_a_loop(training: _Training, data: tf.Tensor) -> None:
-    training.scaler.scale(tf.constant(1.0))
-    with tf.GradientTape() as tape:
-        _, scaled = tf.while_loop(
-            lambda count, _: count < 2,
-            lambda count, total: (count + 1, total + training.scaler.scale(training.loss(data))),
-            [tf.constant(0), tf.constant(0.0)],
-        )
-    training.step(tape.gradient(scaled, [training.weight]))
-
-
 def _stepped_in_a_conditional(training: _Training, data: tf.Tensor) -> None:
     with tf.GradientTape() as tape:
         scaled = training.scaler.scale(training.loss(data))
@@ -237,57 +189,37 @@ def _accumulated(training: _Training, data: tf.Tensor) -> None:
     training.step(training.scaler.unscale(training.optimizer, training.accumulator), unscales=False)
 
 
-@pytest.mark.parametrize("mode", [_eagerly, tf.function], ids=["eager", "function"])
+_SCALED: dict[str, Callable[[_Training, tf.Tensor], None]] = {
+    "scaled": _of_scaled(lambda t, data: t.scaler.scale(t.loss(data))),
+    "in half precision": _of_scaled(lambda t, data: t.scaler.scale(tf.cast(t.loss(data), tf.float16))),
+    "a sum": _of_scaled(lambda t, data: tf.add_n(t.scaler.scale([t.loss(data), t.loss(2.0)])), unscales=False),
+    "a penalty": _of_scaled(_penalty),
+    "by hand": _of_scaled(lambda t, data: t.loss(data) * t.scaler.loss_scale),
+    "by hand beside another": _of_scaled(_by_hand_beside_another),
+    "in another function": _of_scaled(
+        _after_another(lambda t, data: tf.function(lambda: t.scaler.scale(t.loss(data)))())
+    ),
+    "in a conditional": _of_scaled(
+        _after_another(
+            lambda t, data: tf.cond(data > 0, lambda: t.scaler.scale(t.loss(data)), lambda: t.scaler.scale(data))
+        )
+    ),
+    "in a loop": _of_scaled(_after_another(_in_a_loop)),
+    "gradient of the output": _scaled_gradient_of_the_output,
+    "differentiated in another function": _differentiated_in_another_function,
+    "stepped in a conditional": _stepped_in_a_conditional,
+    "accumulated": _accumulated,
+}
+
+
+@IN_BOTH_WAYS
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
-@pytest.mark.parametrize(
-    "iterate",
-    [
-        _scaled,
-        _scaled_in_half_precision,
-        _sum_of_scaled_losses,
-        _penalty,
-        _by_hand,
-        _by_hand_beside_another,
-        _scaled_gradient_of_the_output,
-        _differentiated_in_another_function,
-        _scaled_in_another_function,
-        _scaled_in_a_conditional,
-        _scaled_in_a_loop,
-        _stepped_in_a_conditional,
-        _accumulated,
-    ],
-)
-def test_scaled_loss_gives_no_warning(
-    iterate: Callable[..., None], is_fixed: bool, mode: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("name", _SCALED)
+def test_scaled_loss_gives_no_warning(name: str, is_fixed: bool, way: str, caplog: pytest.LogCaptureFixture) -> None:
     training = _Training(is_fixed)
-    mode(iterate)(training, tf.constant(3.0))
+    WAYS[way](lambda data: _SCALED[name](training, data))(tf.constant(3.0))
     assert _messages(caplog) == []
     assert int(training.scaler.attempted_steps) == 1
-
-
-def test_gradients_passed_to_a_function_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    training = _Training()
-    step = tf.function(lambda grad: training.step([grad * 1.0]))
-    # The function is traced before any loss is scaled.
-    step = step.get_concrete_function(tf.TensorSpec([2]))
-    with tf.GradientTape() as tape:
-        scaled = training.scaler.scale(training.loss())
-    step(tape.gradient(scaled, training.weight))
-    assert _messages(caplog) == []
-
-
-@pytest.mark.parametrize("mode", [_eagerly, tf.function], ids=["eager", "function"])
-def test_disabled_scaler_gives_no_warning(mode: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    training = _Training(enabled=False)
-
-    def iterate() -> None:
-        with tf.GradientTape() as tape:
-            loss = training.loss()
-        training.step(tape.gradient(loss, [training.weight]))
-
-    mode(iterate)()
-    assert _messages(caplog) == []
 
 
 def test_scaled_losses_on_replicas_give_no_warning(
@@ -295,19 +227,24 @@ def test_scaled_losses_on_replicas_give_no_warning(
 ) -> None:
     with two_replicas.scope():
         training = _Training()
+    tf.function(lambda: two_replicas.run(lambda: _SCALED["scaled"](training, tf.constant(3.0))))()
+    assert _messages(caplog) == []
 
-    @tf.function
-    def iterate() -> None:
-        def take_step() -> None:
-            with tf.GradientTape() as tape:
-                scaled = training.scaler.scale(training.loss())
-            grads = training.scaler.unscale(training.optimizer, tape.gradient(scaled, [training.weight]))
-            training.scaler.step(training.optimizer, zip(grads, [training.weight], strict=True))
 
-        two_replicas.run(take_step)
-        training.scaler.update()
+def test_gradients_passed_to_a_function_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    training = _Training()
+    # The function is traced before any loss is scaled.
+    step = tf.function(lambda grad: training.step([grad * 1.0])).get_concrete_function(tf.TensorSpec([2]))
+    with tf.GradientTape() as tape:
+        scaled = training.scaler.scale(training.loss())
+    step(tape.gradient(scaled, training.weight))
+    assert _messages(caplog) == []
 
-    iterate()
+
+@IN_BOTH_WAYS
+def test_disabled_scaler_gives_no_warning(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    training = _Training(enabled=False)
+    WAYS[way](lambda data: _of_scaled(lambda t, data: t.loss(data))(training, data))(tf.constant(3.0))
     assert _messages(caplog) == []
 
 
@@ -364,50 +301,45 @@ _MAKERS: dict[str, tuple[Callable[[], Any], bool, bool]] = {
 @pytest.mark.parametrize("scales", [False, True], ids=["never scaled", "another scaled"])
 @pytest.mark.parametrize("maker", _MAKERS)
 def test_warning_is_given_only_for_what_the_graph_shows(
-    maker: str, scales: bool, caplog: pytest.LogCaptureFixture
+    maker: str, scales: bool, session: tf.compat.v1.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, warns_if_never, warns_if_another = _MAKERS[maker]
-    losses = ScaledLosses()
-    with tf.Graph().as_default():
-        if scales:
-            losses.note(tf.constant(1.0) * tf.constant(8.0))
-        grads = [None, make()]
-        for _ in range(2):
-            losses.warn_if_not_scaled(grads)
+    scaler = tfmp.GradScaler(8)
+    if scales:
+        scaler.scale(tf.constant(1.0))
+    grads = [None, make()]
+    for _ in range(2):
+        scaler.unscale(sgd(), grads)
     expected = [_OTHER] * warns_if_another if scales else [_NEVER] * warns_if_never
     assert [message.split(": ", 1)[1] for message in _messages(caplog)] == expected
 
 
 @pytest.mark.graph
-def test_scale_that_was_read_or_is_in_another_graph_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    read, elsewhere = ScaledLosses(), ScaledLosses()
-    with tf.Graph().as_default():
-        read.note(tf.constant(1.0) * tf.constant(8.0))
-        read.note_read()
-        read.warn_if_not_scaled([_gradient()])
-        elsewhere.note(tf.constant(1.0) * tf.constant(8.0))
-    with tf.Graph().as_default():
-        elsewhere.warn_if_not_scaled([_gradient()])
-    assert _messages(caplog) == []
-
-
-def test_scaled_loss_does_not_keep_its_graph_alive() -> None:
-    losses = ScaledLosses()
+def test_scale_that_was_read_or_is_in_another_graph_gives_no_warning_and_keeps_no_graph_alive(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scaler, read = (tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8)) for _ in range(2))
     with tf.Graph().as_default() as graph:
-        losses.note(tf.constant(1.0) * tf.constant(8.0))
+        scaler.scale(tf.constant(1.0))
+        read.scale(read.loss_scale)
+        read.unscale(sgd(), [_gradient()])
+    with tf.Graph().as_default():
+        scaler.unscale(sgd(), [_gradient()])
+    assert _messages(caplog) == []
     kept = weakref.ref(graph)
+    del read
     del graph
     gc.collect()
     assert kept() is None
 
 
-def test_loss_is_scaled_under_the_debugger_of_a_graph() -> None:
+@pytest.mark.graph
+def test_loss_is_scaled_under_the_debugger_of_a_graph(session: tf.compat.v1.Session) -> None:
     scaler = tfmp.GradScaler(8)
     tf.debugging.enable_check_numerics()
     try:
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            scaled = scaler.scale(tf.constant(2.0))
-            session.run(tf.compat.v1.global_variables_initializer())
-            assert session.run(scaled) == 16
+        scaled = scaler.scale(tf.constant(2.0))
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(scaled) == 16
     finally:
         tf.debugging.disable_check_numerics()

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, State, V1Graph, dataset, replica_number, state_of, told_by
+from kit.hosts import Host, State, V1Graph, dataset, run_on_replicas, state_of, told_by
 from kit.oracle import Rule, Steps
 from kit.structures import Fed, Structure
 
@@ -125,10 +125,7 @@ class KerasLoop(_Keras):
             return self._state()
 
     def _take_step(self, feds: Sequence[Fed]) -> None:
-        if len(feds) == 1:
-            self._on_replica(feds[0])
-        else:
-            self._strategy.run(lambda: self._on_replica(feds[replica_number()]))
+        run_on_replicas(self._strategy, self._on_replica, feds)
 
     def _on_replica(self, fed: Fed) -> None:
         variables = {name: of_tensorflow(weight) for name, weight in self._by_name.items()}
