@@ -1,6 +1,7 @@
 """Which tests are collected: those of the lane that is asked for, if the installed packages can run them."""
 
 import importlib.metadata
+import re
 from pathlib import Path
 
 import lane_table
@@ -41,6 +42,9 @@ def _has(need: str) -> bool:
 
 
 collect_ignore = [path for path, need in _NEEDS.items() if not _has(need)]
+
+#: Cases of Keras 2; but the legacy optimizers of tf_keras are others than those of Keras 2.15.
+_OLD = re.compile("keras2|tf_keras(?! legacy)")
 
 #: The page whose examples save models in the files of Keras.
 _SAVING = "docs/howto/checkpoints.md"
@@ -90,4 +94,4 @@ def _is_old(item: pytest.Item) -> bool:
         return False
     case = item.name.partition("[")[2]
     marks = ("estimator", "horovod")
-    return "keras2" in item.nodeid or "tf_keras" in case or any(item.get_closest_marker(mark) for mark in marks)
+    return bool(_OLD.search(case)) or "keras2" in item.nodeid or any(item.get_closest_marker(mark) for mark in marks)

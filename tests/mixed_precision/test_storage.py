@@ -11,27 +11,24 @@ def _scope(dtype: tf.DType = tf.float16) -> tf.compat.v1.variable_scope:
     return tf.compat.v1.variable_scope("net", dtype=dtype, custom_getter=tfmp.float32_variable_storage_getter)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_trainable_half_variable_is_stored_in_float32(session: tf.compat.v1.Session, dtype: tf.DType) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "trainable", "stored"),
+    [
+        (tf.float16, True, tf.float32),
+        (tf.bfloat16, True, tf.float32),
+        (tf.float32, True, tf.float32),
+        (tf.float64, True, tf.float64),
+        (tf.float16, False, tf.float16),
+    ],
+)
+def test_trainable_half_variable_is_stored_in_float32_and_others_as_asked_for(
+    session: tf.compat.v1.Session, dtype: tf.DType, trainable: bool, stored: tf.DType
+) -> None:
     with _scope(dtype):
-        tensor = tf.compat.v1.get_variable("w", [3])
-    (variable,) = tf.compat.v1.trainable_variables()
-    assert tensor.dtype == dtype
-    assert (variable.op.name, variable.dtype.base_dtype) == ("net/w", tf.float32)
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_wider_variable_is_left_alone(session: tf.compat.v1.Session, dtype: tf.DType) -> None:
-    with _scope(dtype):
-        variable = tf.compat.v1.get_variable("w", [3])
-    assert variable is tf.compat.v1.trainable_variables()[0]
-    assert variable.dtype.base_dtype == dtype
-
-
-def test_variable_that_does_not_train_is_left_alone(session: tf.compat.v1.Session) -> None:
-    with _scope():
-        variable = tf.compat.v1.get_variable("moving", [3], trainable=False)
-    assert variable.dtype.base_dtype == tf.float16
+        tensor = tf.compat.v1.get_variable("w", [3], trainable=trainable)
+    (variable,) = tf.compat.v1.global_variables()
+    assert (tensor.dtype.base_dtype, variable.dtype.base_dtype, variable.op.name) == (dtype, stored, "net/w")
+    assert (tensor is variable) == (dtype == stored)
 
 
 @pytest.mark.parametrize(

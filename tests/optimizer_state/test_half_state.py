@@ -37,7 +37,6 @@ _SETTINGS: list[dict[str, Any]] = [
         *(pytest.param("Adam", False, settings, id=f"Adam-graph-{next(iter(settings))}") for settings in _SETTINGS),
     ],
 )
-@pytest.mark.essential
 def test_training_is_that_with_float32_state_but_for_rounding(
     name: str, jit_compile: bool, settings: dict[str, Any]
 ) -> None:

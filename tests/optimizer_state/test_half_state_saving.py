@@ -20,7 +20,6 @@ if not keras.__version__.startswith("3."):
 
 # Keras, where it saves weights, with NumPy 2.
 pytestmark = [
-    pytest.mark.essential,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 

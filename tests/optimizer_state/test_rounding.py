@@ -102,7 +102,6 @@ def _num_programs(function: Callable[..., object], *args: Any) -> tuple[int, int
 @_TYPES
 @_SEEDS
 @pytest.mark.parametrize("compute", [_itself, operator.add, operator.sub])
-@pytest.mark.essential
 def test_programs_give_the_bits_of_operations_one_by_one(
     compute: Callable[..., tf.Tensor], dtype: tf.DType, seed: list[int] | None
 ) -> None:

@@ -154,138 +154,93 @@ _EPSILON = 1e-7
 _Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def _cross_entropy(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return -tf.reduce_mean(tf.reduce_sum(y * tf.math.log(tf.nn.softmax(z) + _EPSILON), 1))
+def _log(p: Any) -> tf.Tensor:
+    return tf.math.log(p + _EPSILON)
 
 
-def _cross_entropy_of_clipped(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.clip_by_value(tf.nn.softmax(z), _EPSILON, 1 - _EPSILON)
-    return -tf.reduce_mean(tf.reduce_sum(y * tf.math.log(p), 1))
+def _clipped(p: tf.Tensor) -> tf.Tensor:
+    return tf.clip_by_value(p, _EPSILON, 1 - _EPSILON)
 
 
 def _softmax_by_hand(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     shifted = tf.exp(z - tf.reduce_max(z, 1, keepdims=True))
     p = shifted / tf.reduce_sum(shifted, 1, keepdims=True)
-    return -tf.reduce_mean(tf.math.log(tf.reduce_sum(p * y, 1) + _EPSILON))
-
-
-def _kl(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    target = y * 0.9 + 0.1 / _CLASSES
-    log_p = tf.math.log(tf.nn.softmax(z) + _EPSILON)
-    return tf.reduce_mean(tf.reduce_sum(target * (tf.math.log(target) - log_p), 1))
-
-
-def _focal(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.nn.softmax(z)
-    return -tf.reduce_mean(tf.reduce_sum(y * (1 - p) ** 2 * tf.math.log(p + _EPSILON), 1))
-
-
-def _entropy_penalty(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.nn.softmax(z)
-    entropy = -tf.reduce_sum(p * tf.math.log(p + _EPSILON), 1)
-    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(y, z)) - 0.1 * tf.reduce_mean(entropy)
-
-
-def _binary_cross_entropy(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.sigmoid(z)
-    return -tf.reduce_mean(y * tf.math.log(p + _EPSILON) + (1 - y) * tf.math.log(1 - p + _EPSILON))
-
-
-def _binary_cross_entropy_of_clipped(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.clip_by_value(tf.sigmoid(z), _EPSILON, 1 - _EPSILON)
-    return -tf.reduce_mean(tf.where(y > 0, tf.math.log(p), tf.math.log1p(-p)))
+    return -_log(tf.reduce_sum(p * y, 1))
 
 
 def _binary_focal(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    p = tf.reshape(tf.nn.sigmoid(z), [-1])
-    y = tf.reshape(y, [-1])
-    p_true = y * p + (1 - y) * (1 - p)
-    return -tf.reduce_mean((1 - p_true) ** 2 * tf.math.log(tf.maximum(p_true, _EPSILON)))
-
-
-def _dice(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     p = tf.sigmoid(z)
-    return -tf.math.log((2 * tf.reduce_sum(p * y) + 1e-5) / (tf.reduce_sum(p + y) + 1e-5))
-
-
-def _log_density_of_tanh(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean((tf.tanh(z) - (2 * y - 1)) ** 2 - 0.01 * tf.math.log(1 - tf.tanh(z) ** 2 + _EPSILON))
-
-
-def _softplus_hinge(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.nn.softplus(1 - (2 * y - 1) * z))
-
-
-def _log_cosh(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    error = z - y
-    return tf.reduce_mean(error + tf.nn.softplus(-2 * error) - tf.math.log(2.0)) + tf.reduce_mean(
-        tf.math.log(tf.cosh(error))
-    )
-
-
-def _huber(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    error = tf.abs(z - y)
-    return tf.reduce_mean(tf.where(error < 1, 0.5 * tf.square(error), error - 0.5))
-
-
-def _charbonnier(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.sqrt((z - y) ** 2 + 1e-12))
-
-
-def _cosine(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    norms = tf.norm(z, axis=1) * tf.norm(y, axis=1)
-    return 1 - tf.reduce_mean(tf.reduce_sum(z * y, 1) / (norms + _EPSILON))
+    p_true = y * p + (1 - y) * (1 - p)
+    return -((1 - p_true) ** 2) * tf.math.log(tf.maximum(p_true, _EPSILON))
 
 
 def _contrastive(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     unit = tf.nn.l2_normalize(z, 1)
     similarity = tf.matmul(unit, unit, transpose_b=True) / 0.05
-    same = tf.matmul(y, y, transpose_b=True)
-    positive = tf.reduce_logsumexp(similarity + tf.math.log(same + _EPSILON), 1)
-    return tf.reduce_mean(tf.reduce_logsumexp(similarity, 1) - positive)
-
-
-def _poisson(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    rate = tf.exp(z / 8)
-    return tf.reduce_mean(rate - 3 * y * tf.math.log(rate + _EPSILON))
+    positive = tf.reduce_logsumexp(similarity + _log(tf.matmul(y, y, transpose_b=True)), 1)
+    return tf.reduce_logsumexp(similarity, 1) - positive
 
 
 def _gaussian(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    mean, deviation = z[:, :2] / 8, tf.nn.softplus(z[:, 2:] / 8) + 0.3
-    return tf.reduce_mean(tf.math.log(deviation) + 0.5 * tf.square((y[:, :2] - mean) / deviation))
+    deviation = tf.nn.softplus(z[:, 2:] / 8) + 0.3
+    return tf.math.log(deviation) + 0.5 * tf.square((y[:, :2] - z[:, :2] / 8) / deviation)
 
 
 def _ctc(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     frames = tf.reshape(z, [4, _BATCH // 4, _CLASSES])
     labels = tf.reshape(tf.argmax(y[: _BATCH // 2, 1:], 1, tf.int32) + 1, [4, 2])
-    return tf.reduce_mean(tf.nn.ctc_loss(labels, frames, [1] * 4, [4] * 4, blank_index=0))
+    return tf.nn.ctc_loss(labels, frames, [1] * 4, [4] * 4, blank_index=0)
 
 
+#: Losses of logits and labels, whose mean is taken.
 _LOSSES: dict[str, _Loss] = {
-    each.__name__.removeprefix("_"): each
-    for each in (
-        _cross_entropy,
-        _cross_entropy_of_clipped,
-        _softmax_by_hand,
-        _kl,
-        _focal,
-        _entropy_penalty,
-        _binary_cross_entropy,
-        _binary_cross_entropy_of_clipped,
-        _binary_focal,
-        _dice,
-        _log_density_of_tanh,
-        _softplus_hinge,
-        _log_cosh,
-        _huber,
-        _charbonnier,
-        _cosine,
-        _contrastive,
-        _poisson,
-        _gaussian,
-        _ctc,
-    )
+    "cross_entropy": lambda z, y: -tf.reduce_sum(y * _log(tf.nn.softmax(z)), 1),
+    "cross_entropy_of_clipped": lambda z, y: -tf.reduce_sum(y * tf.math.log(_clipped(tf.nn.softmax(z))), 1),
+    "softmax_by_hand": _softmax_by_hand,
+    "kl": lambda z, y: tf.reduce_sum((0.9 * y + 0.025) * (_log(0.9 * y + 0.025) - _log(tf.nn.softmax(z))), 1),
+    "focal": lambda z, y: -tf.reduce_sum(y * (1 - tf.nn.softmax(z)) ** 2 * _log(tf.nn.softmax(z)), 1),
+    "entropy_penalty": lambda z, y: (
+        tf.nn.softmax_cross_entropy_with_logits(y, z)
+        + 0.1 * tf.reduce_sum(tf.nn.softmax(z) * _log(tf.nn.softmax(z)), 1)
+    ),
+    "binary_cross_entropy": lambda z, y: -(y * _log(tf.sigmoid(z)) + (1 - y) * _log(1 - tf.sigmoid(z))),
+    "binary_cross_entropy_of_clipped": lambda z, y: (
+        -tf.where(y > 0, tf.math.log(_clipped(tf.sigmoid(z))), tf.math.log1p(-_clipped(tf.sigmoid(z))))
+    ),
+    "binary_focal": _binary_focal,
+    "dice": lambda z, y: (
+        -tf.math.log((2 * tf.reduce_sum(tf.sigmoid(z) * y) + 1e-5) / (tf.reduce_sum(tf.sigmoid(z) + y) + 1e-5))
+    ),
+    "log_density_of_tanh": lambda z, y: (tf.tanh(z) - (2 * y - 1)) ** 2 - 0.01 * _log(1 - tf.tanh(z) ** 2),
+    "softplus_hinge": lambda z, y: tf.nn.softplus(1 - (2 * y - 1) * z),
+    "log_cosh": lambda z, y: z - y + tf.nn.softplus(-2 * (z - y)) + tf.math.log(tf.cosh(z - y)),
+    "huber": lambda z, y: tf.where(tf.abs(z - y) < 1, 0.5 * tf.square(tf.abs(z - y)), tf.abs(z - y) - 0.5),
+    "charbonnier": lambda z, y: tf.sqrt((z - y) ** 2 + 1e-12),
+    "cosine": lambda z, y: 1 - tf.reduce_sum(z * y, 1) / (tf.norm(z, axis=1) * tf.norm(y, axis=1) + _EPSILON),
+    "contrastive": _contrastive,
+    "poisson": lambda z, y: tf.exp(z / 8) - 3 * y * _log(tf.exp(z / 8)),
+    "gaussian": _gaussian,
+    "ctc": _ctc,
 }
+
+_V1 = tf.compat.v1.losses
+_OF_TENSORFLOW_1: dict[str, _Loss] = {
+    "absolute_difference": lambda z, y: _V1.absolute_difference(y, z),
+    "cosine_distance": lambda z, y: _V1.cosine_distance(y, z, axis=1),
+    "hinge_loss": lambda z, y: _V1.hinge_loss(y, z),
+    "huber_loss": lambda z, y: _V1.huber_loss(y, z),
+    "log_loss": lambda z, y: _V1.log_loss(y, tf.sigmoid(z)),
+    "mean_pairwise_squared_error": lambda z, y: _V1.mean_pairwise_squared_error(y, z),
+    "mean_squared_error": lambda z, y: _V1.mean_squared_error(y, z),
+    "sigmoid_cross_entropy": lambda z, y: _V1.sigmoid_cross_entropy(y, z),
+    "softmax_cross_entropy": lambda z, y: _V1.softmax_cross_entropy(y, z),
+    "sparse_softmax_cross_entropy": lambda z, y: _V1.sparse_softmax_cross_entropy(tf.argmax(y, 1), z),
+}
+
+
+def test_all_losses_of_tensorflow_1_are_in_the_table() -> None:
+    named = {name for name in dir(_V1) if name.islower() and not name.startswith(("get_", "_"))}
+    assert named - {"add_loss", "compute_weighted_loss"} == set(_OF_TENSORFLOW_1)
 
 
 def _problem(saturation: float = 1.0) -> tuple[tf.Tensor, tf.Tensor, list[tf.Variable]]:
@@ -304,7 +259,7 @@ def _gradients(
     with tf.GradientTape() as tape:
         tape.watch(weights)
         with scope:
-            loss = compute(tf.nn.elu(x @ weights[0]) @ weights[1] + weights[2], y)
+            loss = tf.reduce_mean(compute(tf.nn.elu(x @ weights[0]) @ weights[1] + weights[2], y))
         scaled = loss * scale
     return loss, [grad / scale for grad in tape.gradient(scaled, weights)]
 
@@ -314,11 +269,11 @@ def _assert_near(grads: list[tf.Tensor], known: list[tf.Tensor]) -> None:
         assert np.linalg.norm(grad - expected) < 3e-2 * np.linalg.norm(expected) + 1e-4
 
 
-@pytest.mark.parametrize("name", _LOSSES)
+@pytest.mark.parametrize("name", [*_LOSSES, *_OF_TENSORFLOW_1])
 def test_gradients_where_the_net_is_sure_and_wrong_are_those_of_float32(name: str) -> None:
-    problem = _problem(saturation=3.0)
-    loss, grads = _gradients(_LOSSES[name], tfmp.autocast(), *problem)
-    known_loss, known = _gradients(_LOSSES[name], _PLAIN, *problem)
+    compute, problem = (_LOSSES | _OF_TENSORFLOW_1)[name], _problem(saturation=3.0)
+    loss, grads = _gradients(compute, tfmp.autocast(), *problem)
+    known_loss, known = _gradients(compute, _PLAIN, *problem)
     assert loss.dtype == tf.float32
     assert float(loss) == pytest.approx(float(known_loss), rel=1e-2, abs=1e-3)
     _assert_near([tf.concat([tf.reshape(each, [-1]) for each in grads], 0)], [np.concatenate([*map(np.ravel, known)])])

@@ -2,13 +2,14 @@
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from autocast_ways import assert_as_plain, eager, in_graph, matrix, types
+from autocast_ways import assert_as_plain, eager, in_graph, matrix
 
 import tfmp
 
@@ -235,6 +236,16 @@ def _array(x: Any, _: Any, __: Any) -> Any:
     return tf.while_loop(lambda i, array: i < 2, body, [tf.constant(0), tf.TensorArray(tf.float32, 2)])[1].stack()
 
 
+def _branch_of_float64(x: Any, true: Any, _: Any, cast: bool = False) -> Any:
+    # Plain code must cast the first branch itself.
+    return tf.cond(true, lambda: tf.cast(x @ x, tf.float64) if cast else x @ x, lambda: tf.cast(x, tf.float64))
+
+
+def _mapped_to_a_named_type(x: Any, _: Any, __: Any, cast: bool = False) -> Any:
+    row = lambda x: tf.cast(x @ x, tf.float16) if cast else x @ x  # noqa: E731
+    return tf.map_fn(row, tf.stack([x, x]), fn_output_signature=tf.float16)
+
+
 class _Row(NamedTuple):
     """Code and the types of its results, with H for float16 and F for float32; those in eager code if it runs there."""
 
@@ -242,12 +253,15 @@ class _Row(NamedTuple):
     types: str
     in_eager_code: str | None = None
     traced: str = _TRACED
+    #: What plain code is, where it is another.
+    plain: _Code | None = None
 
 
 _V1 = {"v1": tf.compat.v1, "v2.v1": tf.compat.v2.compat.v1, "v1.v1": tf.compat.v1.compat.v1}
 _ROWS: dict[str, _Row] = {
     "branches": _Row(_branches, "F F H F"),
     "branches that are not taken": _Row(lambda x, true, w: _branches(x, tf.logical_not(true), w), "F F H F"),
+    "branch of float64": _Row(_branch_of_float64, "float64", plain=functools.partial(_branch_of_float64, cast=True)),
     "composite tensors": _Row(_composite, "F"),
     "nests": _Row(_nests, "F H int32 F F F", "F H int32 H H F"),
     "nothing": _Row(_nothing, "F", "H", "function"),
@@ -265,6 +279,9 @@ _ROWS: dict[str, _Row] = {
     "gradients of branches": _Row(_gradients_of_branches, "F F F", traced=f"{_TRACED} xla"),
     "gradients of loops": _Row(_gradients_of_loops, "F F F", "F F F", traced=f"{_TRACED} xla"),
     "mapped": _Row(_mapped, "F F F F", "F F F F"),
+    "mapped to a named type": _Row(
+        _mapped_to_a_named_type, "H", "H", plain=functools.partial(_mapped_to_a_named_type, cast=True)
+    ),
     "scanned": _Row(_scanned, "F F F F", "F F F F"),
     "array": _Row(_array, "F", "F"),
 }
@@ -278,22 +295,7 @@ def test_code_runs_in_a_scope_as_in_none(name: str, way: str) -> None:
     row = _ROWS[name]
     expected = (row.in_eager_code if way == "eager" else row.types) or ""
     names = [{"H": "float16", "F": "float32"}.get(each, each) for each in expected.split()]
-    assert_as_plain(_run(way, row.code, tfmp.autocast()), _run(way, row.code, _PLAIN), names)
-
-
-@_traced
-def test_branch_of_float64_makes_the_other_as_wide(way: str) -> None:
-    found = _run(way, lambda x, true, _: tf.cond(true, lambda: x @ x, lambda: tf.cast(x, tf.float64)), tfmp.autocast())
-    assert (types(found), np.asarray(found).tolist()) == (["float64"], [[7, 10], [15, 22]])
-
-
-@pytest.mark.parametrize("way", ["eager", *_TRACED.split()])
-def test_map_fn_returns_a_type_that_is_named(way: str) -> None:
-    def code(x: Any, _: Any, __: Any) -> Any:
-        return tf.map_fn(lambda x: x @ x, tf.stack([x, x]), fn_output_signature=tf.float16)
-
-    found = _run(way, code, tfmp.autocast())
-    assert (types(found), np.asarray(found).tolist()) == (["float16"], [[[7, 10], [15, 22]]] * 2)
+    assert_as_plain(_run(way, row.code, tfmp.autocast()), _run(way, row.plain or row.code, _PLAIN), names)
 
 
 @_traced
