@@ -19,7 +19,7 @@ from kit.installed import replicated_hosts
 from replica_training import ReplicaTraining, State, inputs
 from scenarios import REPLICATED, STRUCTURE
 
-#: Of 200 steps in one process in `test_keras_distributed.py`: a step of two workers takes longer.
+#: Of 200 steps in one process in `test_keras_replicas.py`: a step of two workers takes longer.
 _STEPS = 60
 
 
@@ -62,7 +62,6 @@ def on_one_device() -> Callable[..., list[State]]:
 
 
 @for_every_keras()
-@pytest.mark.home(None)
 def test_two_workers_hold_equal_states_through_60_random_overflows(
     keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
@@ -74,7 +73,6 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
 
 
 @for_every_keras("keras2", "tf_keras")
-@pytest.mark.home(None)
 def test_two_workers_with_a_legacy_optimizer_decide_alike(
     keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
@@ -97,7 +95,6 @@ def test_workers_compile_their_updates(
 @pytest.mark.promise(8, 10, 11, 14)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 @pytest.mark.parametrize(("name", "scenario_name"), replica_training.on_workers())
-@pytest.mark.home(None)
 def test_workers_do_together_what_the_oracle_says(name: str, scenario_name: str, died: _Died) -> None:
     scenario = REPLICATED[scenario_name]
     for states in died.finished.states(re.escape(f"scenarios/{name}/{scenario_name}")):
