@@ -211,11 +211,12 @@ def test_mean_of_a_window_is_only_checked_for_finiteness(
 
 @pytest.mark.parametrize("others", ["scaled", "unscaled", "window"])
 def test_window_steps_together_with_other_gradients(others: str) -> None:
-    scaler, optimizers = tfmp.GradScaler(8, overflow_detector=tfmp.SaturationDetector(1024.0)), [sgd(), sgd()]
+    settings = {"overflow_detector": tfmp.SaturationDetector(1024.0)}
+    scaler, optimizers = tfmp.GradScaler(8, **settings), [sgd(), sgd()]
     weights, seen = [tf.Variable(0.0, name=name) for name in ("plain", "also", "of_window")], []
 
     def mean(index: int, variables: list[Any], *micro_batches: list[tf.Tensor]) -> list[Any]:
-        accumulator = tfmp.GradientAccumulator(variables, len(micro_batches), overflow_drops="micro_batch")
+        accumulator = tfmp.GradientAccumulator(variables, len(micro_batches), overflow_drops="micro_batch", **settings)
         for grads in micro_batches:
             accumulator.add(grads, scaler.loss_scale)
         return scaler.unscale(optimizers[index], accumulator)
