@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ratio(value: float | None, base: float | None) -> str:
-    return "unknown" if value is None or base is None else f"{value / base:.2f}"
+    return "unknown" if value is None or not base else f"{value / base:.2f}"
 
 
 def peak_and_time(name: str, size: str, rounds: int) -> tuple[int | None, float]:

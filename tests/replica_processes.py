@@ -98,7 +98,8 @@ def under_horovod(program: Sequence[str], processes: int = 2) -> list[str]:
 
 def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     root = Path(tfmp.__file__).parent.parent
-    whole = os.environ | {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1"} | environment
+    path = os.pathsep.join(str(root / each) for each in ("", "tests", "tests/contract"))
+    whole = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"} | environment
     with log.open("wb") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=whole)
 

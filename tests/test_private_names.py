@@ -73,7 +73,7 @@ _ELSEWHERE = {
     ),
     "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_managers_base.py"),
     "core/storage/in_checkpoint.py": _place(
-        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_in_checkpoint.py"
+        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_storage.py"
     ),
     "core/storage/state_variables.py": _place(
         "_trackable_children", _CHILDREN, "tests/grad_scaler/test_scaler_state.py"
@@ -81,7 +81,7 @@ _ELSEWHERE = {
     "hosts/keras/legacy.py": _place(
         "_create_all_weights",
         "what `apply_gradients` of a legacy optimizer calls to make its variables; it has no public name",
-        "tests/hosts/keras/test_legacy.py",
+        "tests/optimizers/test_keras_legacy.py",
     ),
     "mixed_precision/autocast/around_calls.py": _place(
         "tensorflow.python.ops.parallel_for. tensorflow.python.data. keras.src.layers. tf_keras.src.layers.",
@@ -102,16 +102,13 @@ _ELSEWHERE = {
     "optimizers/keras/checkpoints.py": _place(
         "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _learning_rate",
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
-        "tests/optimizers/keras/test_keras_checkpoints.py",
         "tests/optimizers/test_keras_moves.py",
     ),
     "optimizers/keras/files.py": _place(
-        "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras2_interface.py"
+        "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras_interface.py"
     ),
-    "optimizers/keras/methods.py": _place("_optimizer", _UNWRAPPED, "tests/optimizers/test_keras2_interface.py"),
-    "optimizers/keras/takeover.py": _place(
-        "_trackable_children", _CHILDREN, "tests/optimizers/keras/test_keras_takeover.py"
-    ),
+    "optimizers/keras/methods.py": _place("_optimizer", _UNWRAPPED, "tests/optimizers/test_keras_interface.py"),
+    "optimizers/keras/takeover.py": _place("_trackable_children", _CHILDREN, "tests/optimizers/test_keras_moves.py"),
     "optimizers/keras_legacy.py": _place(
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
@@ -123,10 +120,10 @@ _ELSEWHERE = {
     "optimizers/keras2.py": _place(
         "_learning_rate",
         "Keras' TensorBoard callback reads it, to log the rate of a schedule; it reads nothing public",
-        "tests/optimizers/test_keras_callbacks.py",
+        "tests/optimizers/test_keras_fit.py",
     ),
     "optimizers/v1.py": _place(
-        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale_optimizer.py"
+        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale.py"
     ),
     "recomputation/layers/keras2.py": _place(
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",

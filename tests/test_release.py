@@ -25,8 +25,14 @@ def test_workflow_runs_every_environment_with_tests() -> None:
     workflow = (_ROOT / ".github" / "workflows" / "tests.yml").read_text()
     each_change, each_week = (names.split(", ") for names in re.findall(r"environment: \[(.*)\]", workflow))
     assert each_change == by_default.replace('"', "").split(", ")
-    # These train an example, want to be told what to look at, or need a GPU.
-    others = {"digits", "ranges", "spikes", "lora", "bert", "mutation", "gpu"}
+    # `checks` runs the first four, and `tf215` what needs Horovod. The others train an example, want to be told what to
+    # look at, or need a GPU.
+    others = {"lint", "package", "docs", "plain", "horovod"}
+    others |= {"digits", "ranges", "spikes", "lora", "bert", "mutation", "gpu", "port_tests"}
     assert {*each_change, *each_week} == environments - others
     [matrix] = re.findall(r"(?m)^labels = \{ matrix = \[(.*)\] \}$", settings)
-    assert {*matrix.replace('"', "").split(", ")} == {*each_change, *each_week} - {"lint", "package", "docs"}
+    # There all that `py313` has runs.
+    assert {*matrix.replace('"', "").split(", ")} == {*each_change, *each_week, "plain", "horovod"} - {
+        "checks",
+        "py313_smoke",
+    }

@@ -96,36 +96,6 @@ def _small_gradients(hvd: Any, settings: dict[str, Any]) -> dict[str, float]:
         return {"moment": float(moments[0]), "unscaled": float(arrived[0])}
 
 
-def _averaged_flags(hvd: Any) -> list[bool]:
-    """Return the results of NVIDIA's average of integers for a flag that is true in both processes, in one, in none."""
-    with tf.Graph().as_default(), tf1.Session() as session:
-        finite = tf1.placeholder(tf.bool, [])
-        averaged = tf.cast(hvd.allreduce(tf.cast(finite, tf.int32), name="flag"), tf.bool)
-        return [bool(session.run(averaged, {finite: own})) for own in (True, hvd.rank() == 0, False)]
-
-
-def _own_verdicts(hvd: Any, fed: list[list[np.ndarray]]) -> dict[str, float]:
-    """Train in such a way that each process decides by its own gradients whether a step counts; return step and weight.
-
-    The weight moves by the mean of the gradients, unless the mean is not finite. The learning rate falls with the step.
-    """
-    with tf.Graph().as_default(), tf1.Session() as session:
-        grad = tf1.placeholder(tf.float32, [2])
-        mean = hvd.allreduce(grad, name="mean")
-        global_step, weight = tf1.train.get_or_create_global_step(), tf1.get_variable("weight", initializer=1.0)
-        step, before = tf.identity(global_step.read_value() + 0), weight.read_value() + 0.0
-        finite = tf.reduce_all(tf.math.is_finite(grad))
-        update = tf.where(tf.math.is_finite(mean[0]), mean[0], 0.0) / (1.0 + tf.cast(step, tf.float32))
-        counted = tf.cond(finite, lambda: step + 1, lambda: step)
-        # The variables are reference variables: without this order, the rate could be that of the next step.
-        with tf.control_dependencies([weight.assign(before - update)]):
-            train_op = global_step.assign(counted)
-        session.run(tf1.global_variables_initializer())
-        for grads in fed:
-            session.run(train_op, {grad: grads[1]})
-        return {"global_step": int(session.run(global_step)), "weight": float(session.run(weight))}
-
-
 def _main() -> None:
     hvd = importlib.import_module("horovod.tensorflow")
     hvd.init()
@@ -141,8 +111,6 @@ def _main() -> None:
     tell_states("v1", {**ROWS, "clipped_apart": CLIPPED_APART})
     for way, settings in WAYS.items():
         _tell(f"SMALL {hvd.rank()} {way}", _small_gradients(hvd, settings))
-    _tell(f"FLAGS {hvd.rank()} -", _averaged_flags(hvd))
-    _tell(f"OWN {hvd.rank()} -", _own_verdicts(hvd, fed))
 
 
 def _tell(title: str, value: Any) -> None:

@@ -99,9 +99,3 @@ def test_objects_of_a_checkpoint_are_listed_with_the_keys_of_scalars(tmp_path: P
         "kernel": None,
         "kind": None,
     }
-
-
-def test_path_of_a_run_is_the_prefix_of_its_checkpoint_however_it_is_named(tmp_path: Path) -> None:
-    prefix = tf.train.Checkpoint(step=tf.Variable(1)).save(str(tmp_path / "run"))
-    for path in (prefix, f"{prefix}.index", str(tmp_path)):
-        assert read_saved_run(path).path == prefix

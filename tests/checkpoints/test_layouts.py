@@ -6,30 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import systems
-import tensorflow as tf
 
 import tfmp
 from tfmp.checkpoints.files import SavedObject, SavedRun
 from tfmp.checkpoints.layouts import FoundScale, find_scales
+
+pytestmark = pytest.mark.graph
 
 _CONTRIB = "tf.contrib.mixed_precision or tfmp"
 _TENSORFLOW = "TensorFlow's MixedPrecisionLossScaleOptimizer"
 _KERAS2 = "Keras 2's LossScaleOptimizer"
 _KERAS3 = "Keras 3's LossScaleOptimizer"
 _COUNTERS = ("good_steps", "bad_steps")
+_STATE = ("loss_scale", *_COUNTERS)
 
 
-def _saved(values: dict[str, Any], path: Path) -> Path:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variables = {
-            key: tf.compat.v1.get_variable(f"v{index}", initializer=value, use_resource=True)
-            for index, (key, value) in enumerate(values.items())
-        }
-        session.run(tf.compat.v1.global_variables_initializer())
-        return Path(tf.compat.v1.train.Saver(variables).save(session, str(path / "model.ckpt")))
-
-
-@pytest.mark.graph
 def test_managers_of_several_classes_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
     makers = [systems.own_manager, systems.log_max_manager]
     path = systems.train_in_session(lambda opt: systems.own(opt, makers.pop()), tmp_path, optimizers=2)
@@ -37,58 +28,28 @@ def test_managers_of_several_classes_are_not_taken_for_each_other_in_a_checkpoin
         tfmp.checkpoints.read_loss_scale_state(path)
 
 
-@pytest.mark.graph
-def test_variables_that_look_like_those_of_another_manager_change_nothing(tmp_path: Path) -> None:
-    scale = {"loss_scale": np.float32(8), "good_steps": np.int32(1), "bad_steps": np.int32(2)}
-    path = _saved(scale | {"log_mean": np.float32(1), "margin": np.int32(3)}, tmp_path)
-    assert tfmp.checkpoints.read_loss_scale_state(path)[:3] == (8, 1, 2)
-
-
-@pytest.mark.graph
-def test_counters_belong_to_the_scale_of_their_scope_and_turn(tmp_path: Path) -> None:
-    counts = {"good_steps": np.int32(1), "bad_steps": np.int32(2)}
-    values = {f"a/b/{key}": value for key, value in counts.items()} | {"a/b/loss_scale_2": np.float32(8)}
-    values |= {f"{key}{below}": value + 2 for key, value in counts.items() for below in ("/value", "_1/value")}
-    values |= {
-        "good_steps_1/value": np.int32(5),
-        "loss_scale/value": np.float32(16),
-        "loss_scale_3/value": np.float32(32),
-    }
-    path = _saved(values, tmp_path)
-    assert tfmp.checkpoints.read_loss_scale_state(path, "a/b/loss_scale_2")[:3] == (8, 1, 2)
-    assert tfmp.checkpoints.read_loss_scale_state(path, "loss_scale/value")[:3] == (16, 3, 4)
-    assert tfmp.checkpoints.read_loss_scale_state(path, "loss_scale_3/value")[:3] == (32, 5, 4)
-
-
-@pytest.mark.graph
-def test_scale_without_counters_is_none_of_these_systems(tmp_path: Path) -> None:
-    path = _saved({"loss_scale": np.float32(8), "w": np.float32(1)}, tmp_path)
-    with pytest.raises(ValueError, match=r"holds no loss scale\. tfmp looked for .*Its keys: loss_scale, w\."):
-        tfmp.checkpoints.read_loss_scale_state(path)
-
-
 def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
     return find_scales(SavedRun("model", sorted(keys), keys))
 
 
-_BELOW = "m/optimizer/_loss_scale_state/vars/"
-
-
-@pytest.mark.graph
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
         (["loss_scale", "good_steps", "bad_steps"], [(_CONTRIB, "loss_scale", "good_steps", "bad_steps")]),
         # The legacy files of Keras, and its weights files.
-        (
-            [f"optimizer_weights/opt/{name}:0" for name in ("loss_scale", "good_steps", "bad_steps")],
-            [("tfmp", *(f"optimizer_weights/opt/{name}:0" for name in ("loss_scale", "good_steps", "bad_steps")))],
-        ),
-        (
-            [f"{_BELOW}{name}" for name in ("loss_scale", "good_steps", "bad_steps")],
-            [("tfmp", *(f"{_BELOW}{name}" for name in ("loss_scale", "good_steps", "bad_steps")))],
+        *(
+            (
+                [f"{before}{name}{behind}" for name in _STATE],
+                [("tfmp", *(f"{before}{name}{behind}" for name in _STATE))],
+            )
+            for before, behind in [("optimizer_weights/opt/", ":0"), ("m/optimizer/_loss_scale_state/vars/", "")]
         ),
         (["loss_scale", "good_steps", "log_mean"], [("tfmp", "loss_scale", "good_steps", None)]),
+        # Variables that look like those of another manager change nothing.
+        (
+            ["loss_scale", "good_steps", "bad_steps", "log_mean", "margin"],
+            [(_CONTRIB, "loss_scale", "good_steps", "bad_steps")],
+        ),
         (["current_loss_scale", "good_steps"], [(_TENSORFLOW, "current_loss_scale", "good_steps", None)]),
         (["opt/dynamic_scale", "opt/step_counter"], [(_KERAS3, "opt/dynamic_scale", "opt/step_counter", None)]),
         # The n-th scale has the n-th counter, in the order of the numbers, not of the letters.
@@ -107,6 +68,19 @@ _BELOW = "m/optimizer/_loss_scale_state/vars/"
                 (_KERAS3, "b/dynamic_scale", "b/step_counter", None),
             ],
         ),
+        # Counters belong to the scale of their scope and turn, also if their own numbers differ.
+        (
+            [
+                *("a/b/loss_scale_2", "a/b/good_steps", "a/b/bad_steps", "loss_scale/value", "loss_scale_3/value"),
+                *(f"{name}{turn}/value" for name in _COUNTERS for turn in ("", "_1")),
+            ],
+            [
+                (_CONTRIB, "loss_scale/value", "good_steps/value", "bad_steps/value"),
+                (_CONTRIB, "loss_scale_3/value", "good_steps_1/value", "bad_steps_1/value"),
+                (_CONTRIB, "a/b/loss_scale_2", "a/b/good_steps", "a/b/bad_steps"),
+            ],
+        ),
+        (["loss_scale", "w"], []),
         (["loss_scale", "loss_scale_1", "good_steps", "bad_steps"], []),
         (["loss_scale", "good_steps/value", "bad_steps"], []),
         (["loss_scale-1", "good_steps", "bad_steps"], []),
@@ -126,7 +100,6 @@ def _at_positions(place: str, types: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.graph
 @pytest.mark.parametrize(
     ("types", "writer", "scale", "good", "bad"),
     [
@@ -148,7 +121,6 @@ def test_scale_of_a_wrapper_is_found_by_the_types_of_its_variables(
     assert _found_in(_at_positions("optimizer", types)) == [expected]
 
 
-@pytest.mark.graph
 def test_types_are_looked_at_only_where_a_wrapper_saved_no_names() -> None:
     assert _found_in(_at_positions("optimizer", "lff")) == []
     without = _at_positions("optimizer", "lfif")
@@ -168,7 +140,6 @@ def _object(key: str | None = None, **children: int) -> SavedObject:
     return SavedObject(children, key)
 
 
-@pytest.mark.graph
 @pytest.mark.parametrize(
     ("names", "holder", "expected"),
     [
@@ -199,7 +170,6 @@ def test_scale_and_counters_are_found_among_the_attributes_of_an_object(
     assert found == ([] if expected is None else [expected])
 
 
-@pytest.mark.graph
 @pytest.mark.parametrize(
     ("scales", "bad", "marks", "found"),
     [(2, 1, 1, None), (3, 1, 2, None), (3, 2, 1, None), (2, 2, 2, 2), (2, 0, 2, 2), (2, 1, 2, 2), (2, 1, 0, 0)],

@@ -60,18 +60,11 @@ def test_recorded_file_is_read(path: str, expected: tuple[float, int, int], writ
     _check(_RECORDINGS / path, expected, writer)
 
 
+_FILES = (systems.keras_file, systems.weights_file, systems.legacy_file)
 _FORMATS = {
-    "keras2": (systems.checkpoint, systems.tensorflow_weights, systems.saved_model),
-    "tf_keras": (systems.checkpoint, systems.tensorflow_weights, systems.saved_model),
-    "keras3": (
-        systems.checkpoint,
-        systems.keras_file,
-        systems.weights_file,
-        systems.legacy_file,
-        systems.saved_model,
-    ),
+    **dict.fromkeys(("keras2", "tf_keras"), (systems.checkpoint, systems.tensorflow_weights, systems.saved_model)),
+    "keras3": (systems.checkpoint, *_FILES, systems.saved_model),
 }
-_FILES = {systems.keras_file, systems.weights_file, systems.legacy_file}
 _WRITERS = {"keras2": _KERAS2, "tf_keras": _KERAS2, "keras3": _KERAS3}
 
 
@@ -88,21 +81,17 @@ def keras(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
     return request.param, found
 
 
-def test_every_format_of_keras_own_wrapper_is_read(keras: tuple[str, ModuleType], tmp_path: Path) -> None:
-    name, module = keras
-    model = systems.trained_model(module, systems.stock_around(module))
-    for save in _FORMATS[name]:
-        _check(save(model, tmp_path), STOCK, _WRITERS[name])
-
-
-@_each_manager
-def test_every_format_of_tfmps_wrapper_is_read(
-    keras: tuple[str, ModuleType], make: _Make, expected: tuple[float, int, int], tmp_path: Path
+@pytest.mark.parametrize(
+    ("make", "expected"), [(None, STOCK), *systems.OWN_MANAGERS.values()], ids=["Keras' own", *systems.OWN_MANAGERS]
+)
+def test_every_format_of_each_wrapper_is_read(
+    keras: tuple[str, ModuleType], make: _Make | None, expected: tuple[float, int, int], tmp_path: Path
 ) -> None:
     name, module = keras
-    model = systems.trained_model(module, systems.own_around(module, make))
-    for save in {*_FORMATS[name], *_FILES}:
-        _check(save(model, tmp_path), expected, "tfmp")
+    opt = systems.stock_around(module) if make is None else systems.own_around(module, make)
+    model = systems.trained_model(module, opt)
+    for save in _FORMATS[name] if make is None else {*_FORMATS[name], *_FILES}:
+        _check(save(model, tmp_path), expected, _WRITERS[name] if make is None else "tfmp")
 
 
 def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[str, ModuleType], tmp_path: Path) -> None:
@@ -163,21 +152,26 @@ def test_fixed_scale_is_read_from_the_optimizers_configuration(
 
 @pytest.mark.graph
 @pytest.mark.parametrize("config", [{}, {"compile_config": None}, {"compile_config": {"optimizer": None}}])
-def test_model_that_was_not_compiled_has_no_scale_and_the_first_keys_are_listed(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    for count, listed in [
+@pytest.mark.parametrize(
+    ("count", "listed"),
+    [
         (10, "Its keys: v0, v1, v2, v3, v4, v5, v6, v7, v8, v9."),
         (11, "The first keys: v0, v1, v10, v2, v3, v4, v5, v6, v7, v8."),
-    ]:
-        path = _keras_file(tmp_path, config, [f"v{number}" for number in range(count)])
-        with pytest.raises(ValueError, match=rf"holds no loss scale.* {re.escape(listed)}$"):
-            tfmp.checkpoints.read_loss_scale_state(path)
+    ],
+)
+def test_model_that_was_not_compiled_has_no_scale_and_the_first_keys_are_listed(
+    config: dict[str, Any], count: int, listed: str, tmp_path: Path
+) -> None:
+    path = _keras_file(tmp_path, config, [f"v{number}" for number in range(count)])
+    with pytest.raises(ValueError, match=rf"holds no loss scale.* {re.escape(listed)}$"):
+        tfmp.checkpoints.read_loss_scale_state(path)
 
 
 @pytest.mark.graph
-def test_checkpoint_of_a_saver_is_read(tmp_path: Path) -> None:
-    prefix = systems.train_in_session(systems.tensorflows, tmp_path)
+@pytest.mark.usefixtures("no_graph_rewrite_after")
+@pytest.mark.parametrize("wrap", [systems.tensorflows, systems.tensorflows_rewrite])
+def test_checkpoint_of_a_saver_with_tensorflows_wrapper_is_read(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    prefix = systems.train_in_session(wrap, tmp_path)
     for path in (prefix, prefix.with_name("model.ckpt.index"), tmp_path):
         _check(path, STOCK, _TENSORFLOW)
 
@@ -192,12 +186,6 @@ def test_checkpoint_of_a_saver_is_read_with_each_manager(
     for key in ("loss_scale", "loss_scale_1"):
         state = tfmp.checkpoints.read_loss_scale_state(path, key)
         assert state == (*expected, writer, key)
-
-
-@pytest.mark.graph
-@pytest.mark.usefixtures("no_graph_rewrite_after")
-def test_checkpoint_of_the_graph_rewrite_is_read(tmp_path: Path) -> None:
-    _check(systems.train_in_session(systems.tensorflows_rewrite, tmp_path), STOCK, _TENSORFLOW)
 
 
 def test_checkpoint_of_tensorflows_wrapper_is_read_that_its_objects_made(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def main() -> None:
         for name, (make, make_plain) in hosts().items()
     }
     replicas = {
-        name: (cache(partial(_make, make, Rule(), strategy=strategy)), cache(partial(_make, make, None)))
-        for name, make in replicated_hosts().items()
+        name: (cache(partial(_make, make, Rule(), strategy=strategy)), cache(partial(_make, make_plain, None)))
+        for name, (make, make_plain) in replicated_hosts().items()
     }
     for makers, names, of_host in (
         (one_device, FAULTS | LARGE_FAULTS, faults_of),

@@ -1,19 +1,28 @@
 """Every scenario in every host, compared with the oracle and with the same optimizer without tfmp."""
 
+import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from kit import checks
-from kit.hosts import Host
-from kit.installed import hosts, rows
-from scenarios import SCENARIOS, STRUCTURE, Scenario
+from kit.hosts import Host, V1Graph
+from kit.installed import hosts, replicated_hosts, rows
+from kit.keras_hosts import compiled
+from kit.oracle import Rule
+from scenarios import REPLICATED, SCENARIOS, STRUCTURE, Scenario
+
+import tfmp
 
 # Keras 3 warns about the variable that the loss does not depend on.
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 
 _HOSTS = hosts()
+_REPLICATED = replicated_hosts()
 
 
 def _cases() -> list[Any]:
@@ -44,11 +53,39 @@ def test_host_does_what_the_oracle_says(name: str, scenario_name: str) -> None:
     assert checks.violations(scenario.course(), states, _plain(name, scenario.clips), rtol=scenario.rtol) == []
 
 
+def _replicated_cases() -> list[Any]:
+    return [
+        pytest.param(*host.values, name, marks=host.marks)
+        for name, scenario in REPLICATED.items()
+        for host in rows(_REPLICATED)
+        if scenario.runs_on(host.values[0])
+    ]
+
+
+@pytest.fixture(scope="module")
+def strategy() -> tf.distribute.MirroredStrategy:
+    # The default, collective ops, fails when one process makes a second strategy.
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+@pytest.mark.promise(8, 9, 10, 11, 12, 14)
+@pytest.mark.parametrize(("name", "scenario_name"), _replicated_cases())
+def test_replicas_do_together_what_the_oracle_says(
+    name: str, scenario_name: str, strategy: tf.distribute.MirroredStrategy
+) -> None:
+    scenario = REPLICATED[scenario_name]
+    make, make_plain = _REPLICATED[name]
+    states = checks.train(make(STRUCTURE, scenario.rule, scenario.settings, strategy=strategy), scenario.steps())
+    # What each replica clips, one device cannot take as one step.
+    plain = None if scenario.clips else make_plain(STRUCTURE, None)
+    assert checks.violations(scenario.course(), states, plain, rtol=scenario.rtol) == []
+
+
 #: What is stopped: the micro-batches of a window, of which one is dropped, and the window of a spike detector.
 _RESUMED = {name: SCENARIOS[name] for name in ("windows end with the epoch", "spikes")}
 
 
-@pytest.mark.promise("resumes")
+@pytest.mark.promise(15)
 @pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
 @pytest.mark.parametrize("name", [name for name in rows(_HOSTS) if not name.values[0].endswith("XLA")])
 def test_training_that_stops_anywhere_goes_on_in_every_bit(name: str, scenario: Scenario, tmp_path: Path) -> None:
@@ -72,3 +109,73 @@ def test_training_that_stops_anywhere_goes_on_in_every_bit(name: str, scenario: 
 def _saved(state: Any) -> Any:
     """Return what a checkpoint holds of a state. In graphs the counts start at 0 in each session."""
     return [value.tolist() for value in state.moving], state.steps, float(state.told["loss_scale"])
+
+
+def _log_max() -> dict[str, Any]:
+    return {"loss_scale_manager": tfmp.LogMaxLossScaleManager(init_loss_scale=2**20)}
+
+
+#: The largest magnitudes of the steps, and the scales after them. After 4 the scale is the largest power of two whose
+#: product with 4 is at most 65504. The NaN halves it and leaves a margin of 1. After the last step log2 of the
+#: magnitudes has been 2 and 0, with a mean of 1 and a deviation of 2, and the exponent of
+#: 2**(15.99... - 1 - 3 * 2 - 1) is rounded down.
+_MAGNITUDES = {math.inf: 2.0**19, -4.0: 2.0**13, math.nan: 2.0**12, 1.0: 2.0**7}
+
+
+def _small(value: float = 0.25) -> Any:
+    return {
+        "kernel": np.float32([0.25, value, 0]),
+        "indices": np.int32([1, 1]),
+        "rows": np.float32([[0.25, 0], [0.25, 0.125]]),
+    }
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("name", rows(_HOSTS))
+def test_manager_that_asks_for_it_gets_the_largest_magnitude(name: str) -> None:
+    states = checks.train(_HOSTS[name].make(STRUCTURE, Rule(), _log_max), [[_small(value)] for value in _MAGNITUDES])
+    assert [state.told["loss_scale"] for state in states] == [2.0**20, *_MAGNITUDES.values()]
+
+
+@pytest.mark.promise(13, 14)
+@pytest.mark.parametrize("name", rows(_REPLICATED))
+def test_manager_gets_the_largest_magnitude_of_all_replicas(
+    name: str, strategy: tf.distribute.MirroredStrategy
+) -> None:
+    host = _REPLICATED[name].make(STRUCTURE, Rule(), _log_max, strategy=strategy)
+    # Keras 2 sums the gradients first.
+    states = checks.train(host, [[_small(0), _small(value)] for value in _MAGNITUDES])
+    assert [state.told["loss_scale"] for state in states] == [2.0**20, *_MAGNITUDES.values()]
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize("name", [name for name in _HOSTS if name.endswith(" function")])
+@pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
+def test_function_is_traced_once_whatever_becomes_of_its_steps(name: str, scenario: Scenario) -> None:
+    traces = []
+
+    def counted(step: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+        def traced(*args: Any) -> Any:
+            traces.append(1)
+            return step(*args)
+
+        return compiled(traced, signature)
+
+    host = _HOSTS[name].make(STRUCTURE, scenario.rule, scenario.settings, compiled=counted)
+    host.begin()
+    host.train(scenario.steps()[:1])
+    # Where the first call makes variables, TensorFlow traces twice.
+    at_first = len(traces)
+    host.train(scenario.steps()[1:])
+    assert at_first in {1, 2}
+    assert len(traces) == at_first
+
+
+@pytest.mark.promise(17)
+@pytest.mark.graph
+@pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
+def test_graph_is_not_changed_by_its_steps(scenario: Scenario) -> None:
+    host = V1Graph(STRUCTURE, scenario.rule, scenario.settings)
+    host.graph.finalize()
+    states = checks.train(host, scenario.steps())
+    assert [state.steps for state in states] == [each.applied for each in scenario.course().expected]

@@ -1,58 +1,71 @@
-"""Adapters that keep what reaches them, and scalers that need to know different things of gradients."""
+"""Steps of the core with adapters that keep what reaches them, and scalers that need to know different things."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from function_steps import FunctionAdapter
 
 import tfmp
-from tfmp.core.distribute import SingleProcess
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.distribute import Distribution, SingleProcess
+from tfmp.core.overflow.results import EarlierCheck
+from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
 from tfmp.core.step.scaler import LossScaler
-from tfmp.types import Gradient, Gradients
+from tfmp.core.step.window import accumulate
+from tfmp.types import Done, Gradient, Gradients
+
+
+class FunctionAdapter(OptimizerAdapter):
+    """Applies gradients by a function, in the type that they have, also if they are still scaled."""
+
+    def __init__(self, names: Sequence[str], apply: Callable[[Gradients], Any]) -> None:
+        super().__init__(None, [])
+        self.names = list(names)
+        self.dtypes = [None] * len(self.names)
+        self._apply = apply
+
+    def program(self, grads: Gradients) -> "_Program | None":
+        return _Program(lambda grads, *_: self._apply(grads))
+
+    def apply(self, grads: Gradients) -> Done:
+        return self._apply(grads)
+
+
+class _Program:
+    """A program that measures the first gradient, unscaled, and hands on what it is to apply to a function."""
+
+    def __init__(self, apply: Callable[[Gradients, tf.Tensor, Gradients], Any]) -> None:
+        self.apply = apply
+
+    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.cast(grads[0], tf.float32) / loss_scale] if isinstance(grads[0], tf.Tensor) else []
 
 
 class RecordingAdapter(FunctionAdapter):
     """Keeps with what its optimizer or its programs are asked to apply gradients, and which steps it is told of."""
 
     def __init__(
-        self,
-        *,
-        has_program: bool = True,
-        is_compiled: bool = False,
-        overwritten: Collection[int] = (),
+        self, *, has_program: bool = True, is_compiled: bool = False, overwritten: Collection[int] = ()
     ) -> None:
-        super().__init__(["kernel", "bias"], lambda grads: tf.no_op())
+        super().__init__(["kernel", "bias"], lambda grads: self.applied.append(numbers(grads)))
         self.overwritten = frozenset(overwritten)
         self.dtypes = [tf.float16, tf.float32]
         self.applied: list[Any] = []
         self.steps: list[bool] = []
         self._has_program, self._is_compiled = has_program, is_compiled
 
-    def program(self, grads: Gradients) -> "_RecordingProgram | None":
-        return _RecordingProgram(self.applied) if self._has_program and len(grads) == 2 else None
+    def program(self, grads: Gradients) -> _Program | None:
+        def apply(grads: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> None:
+            self.applied.append((numbers(grads), float(loss_scale), numbers(measures)))
 
-    def compiled_program(self, grads: Gradients) -> "_RecordingProgram | None":
+        return _Program(apply) if self._has_program and len(grads) == 2 else None
+
+    def compiled_program(self, grads: Gradients) -> _Program | None:
         return self.program(grads) if self._is_compiled else None
-
-    def apply(self, grads: Gradients) -> tf.Operation:
-        self.applied.append(numbers(grads))
-        return tf.no_op()
 
     def on_step(self, applied: tf.Tensor) -> None:
         self.steps.append(bool(applied))
-
-
-class _RecordingProgram:
-    def __init__(self, applied: list[Any]) -> None:
-        self._applied = applied
-
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.cast(grads[0], tf.float32) / loss_scale]
-
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> tf.Operation:
-        self._applied.append((numbers(grads), float(loss_scale), numbers(measures)))
-        return tf.no_op()
 
 
 def numbers(grads: Iterable[Gradient]) -> list[float | None]:
@@ -60,13 +73,13 @@ def numbers(grads: Iterable[Gradient]) -> list[float | None]:
 
 
 class OfTwo(SingleProcess):
-    """Says that an optimizer sums the gradients of two replicas."""
+    """Says that an optimizer sums the gradients of two replicas, which are alike."""
 
     num_summed = 2
 
-
-class StricterDetector(tfmp.NonFiniteDetector):
-    """A user's detector, which may look at more than whether the gradients are finite."""
+    def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
+        assert list(names) == ["kernel", "bias"]
+        return [None if grad is None else grad * 2 for grad in grads]
 
 
 def halving(**settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
@@ -74,8 +87,14 @@ def halving(**settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
     return tfmp.ExponentialUpdateLossScaleManager(8, 100, decr_every_n_nan_or_inf=1, decr_ratio=0.5, **settings)
 
 
-def scaler_of(manager: tfmp.LossScaleManager, detector: tfmp.OverflowDetector | None = None) -> LossScaler:
-    return LossScaler(manager, detector or tfmp.NonFiniteDetector(), is_distributed=False)
+def scaler_of(
+    manager: tfmp.LossScaleManager, detector: tfmp.OverflowDetector | None = None, **settings: Any
+) -> LossScaler:
+    return LossScaler(manager, detector or tfmp.NonFiniteDetector(), **{"is_distributed": False} | settings)
+
+
+class _StricterDetector(tfmp.NonFiniteDetector):
+    """A user's detector, which may look at more than whether the gradients are finite."""
 
 
 #: Scalers that need to know different things of gradients.
@@ -83,6 +102,38 @@ SCALERS: dict[str, Callable[[], LossScaler]] = {
     "finite": lambda: scaler_of(halving()),
     "below 1": lambda: scaler_of(halving(min_loss_scale=0.5)),
     "saturation": lambda: scaler_of(halving(), tfmp.SaturationDetector()),
-    "own detector": lambda: scaler_of(halving(), StricterDetector()),
+    "own detector": lambda: scaler_of(halving(), _StricterDetector()),
     "largest magnitude": lambda: scaler_of(tfmp.LogMaxLossScaleManager(init_loss_scale=8)),
 }
+
+
+def run(
+    scaler: LossScaler,
+    adapter: OptimizerAdapter,
+    grads: Gradients,
+    *,
+    are_scaled: bool = False,
+    known: EarlierCheck | None = None,
+    distribution: Distribution | None = None,
+) -> Done:
+    """Take a step with gradients of a scaled loss, or in true magnitude; `known` is what is known of the latter."""
+    facts = scaler.facts(distribution)
+    if are_scaled:
+        return scaler.step(update_of_scaled(adapter, grads, facts))
+    return scaler.step(update_of_unscaled(adapter, grads, facts, known))
+
+
+def take_step(
+    scaler: LossScaler,
+    grads: Gradients,
+    names: Sequence[str],
+    apply: Callable[[Gradients], Any],
+    *,
+    are_scaled: bool = False,
+    accumulator: GradientAccumulator | None = None,
+) -> Done:
+    """Take a step with a function in place of an optimizer, perhaps at the end of a window of micro-batches."""
+    adapter = FunctionAdapter(names, apply)
+    if accumulator is not None:
+        return accumulate(scaler, adapter, grads, scaler.facts(), accumulator)
+    return run(scaler, adapter, grads, are_scaled=are_scaled)

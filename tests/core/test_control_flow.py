@@ -1,19 +1,12 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES
 
 from tfmp.core import tracing
 from tfmp.core.control_flow import conditional_update
 from tfmp.types import Gradients
 
-_MODES: dict[str, Callable[..., Any]] = {
-    "eager": lambda function: function,
-    "function": tf.function,
-    "xla": tf.function(jit_compile=True),
-    "xla for accelerators": tf.function(jit_compile=True),
-}
+_MODES = MODES | {"xla for accelerators": MODES["xla"]}
 
 
 @pytest.mark.parametrize("mode", _MODES)

@@ -45,13 +45,8 @@ def _read(variables: list[tf.Variable]) -> list[tf.Tensor]:
     return [variable.read_value() for variable in variables]
 
 
-def _unscale() -> _Take:
-    scaler = tfmp.GradScaler(8)
-    return lambda form: scaler.unscale(_sgd(), form(_grads()))
-
-
-def _unscale_disabled() -> _Take:
-    scaler = tfmp.GradScaler(enabled=False)
+def _unscale(enabled: bool = True) -> _Take:
+    scaler = tfmp.GradScaler(8, enabled=enabled)
     return lambda form: scaler.unscale(_sgd(), form(_grads()))
 
 
@@ -108,31 +103,25 @@ def _add() -> _Take:
     return take
 
 
-def _of_v1_apply() -> _Take:
-    optimizer, variables = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), _variables()
+def _apply(make: Callable[[], Any]) -> _Take:
+    optimizer, variables = make(), _variables()
 
     def take(form: _Form) -> Any:
         optimizer.apply_gradients(form(list(zip(_grads(), variables, strict=True))))
         return _read(variables)
 
     return take
+
+
+def _of_v1() -> Any:
+    return tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
 
 
 def _of_v1_minimize() -> _Take:
-    optimizer, variables = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8)), _variables()
+    optimizer, variables = _of_v1(), _variables()
 
     def take(form: _Form) -> Any:
         optimizer.minimize(lambda: tf.add_n(variables), var_list=form(variables))
-        return _read(variables)
-
-    return take
-
-
-def _of_bert_apply() -> _Take:
-    optimizer, variables = AdamWeightDecayOptimizer(0.125), _variables()
-
-    def take(form: _Form) -> Any:
-        optimizer.apply_gradients(form(list(zip(_grads(), variables, strict=True))))
         return _read(variables)
 
     return take
@@ -161,7 +150,7 @@ def _checkpoint_map() -> _Take:
 
 _ENTRANCES = {
     "GradScaler.unscale": _Entrance(_unscale, "grads"),
-    "GradScaler.unscale disabled": _Entrance(_unscale_disabled, "grads"),
+    "GradScaler.unscale disabled": _Entrance(lambda: _unscale(False), "grads"),
     "GradScaler.step": _Entrance(_step, "pairs"),
     "GradScaler.step_all": _Entrance(_step_all, "steps"),
     "GradScaler.scale": _Entrance(_scale, "none"),
@@ -171,9 +160,9 @@ _ENTRANCES = {
     "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads or one"),
     "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads or one"),
     "clip_by_global_norm": _Entrance(lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
-    "v1 apply_gradients": _Entrance(_of_v1_apply, "pairs"),
+    "v1 apply_gradients": _Entrance(lambda: _apply(_of_v1), "pairs"),
     "v1 minimize": _Entrance(_of_v1_minimize, "none"),
-    "bert apply_gradients": _Entrance(_of_bert_apply, "pairs"),
+    "bert apply_gradients": _Entrance(lambda: _apply(lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
     "bert exclude_from_weight_decay": _Entrance(_of_bert_names, "names"),
     "variable_map": _Entrance(_checkpoint_map, "variables"),
 }
@@ -222,12 +211,7 @@ _FORMS: dict[str, _Form] = {
     "tuple": tuple,
     "values of a dict": lambda right: dict(enumerate(right)).values(),
 }
-_IN_EAGER_CODE_ALONE = (
-    "GradScaler.prepare",
-    "GradientAccumulator",
-    "bert exclude_from_weight_decay",
-    "variable_map",
-)
+_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator", "bert exclude_from_weight_decay", "variable_map")
 #: The name of each function under test, and whether it is called inside a `tf.function`.
 _PLACES = [
     (name, in_function)
@@ -258,9 +242,3 @@ def test_wrong_argument_is_refused_with_its_value_and_advice(entrance: str, in_f
     form = _WRONG[_ENTRANCES[entrance].wrong][wrong]
     with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
         _result(_ENTRANCES[entrance], form, in_function)
-
-
-def test_state_dict_that_is_not_a_mapping_is_refused() -> None:
-    for state in ([("loss_scale", 8.0)], "loss_scale", None):
-        with pytest.raises(TypeError, match="state_dict must be a mapping from names to numbers"):
-            tfmp.GradScaler(8).load_state_dict(state)

@@ -41,14 +41,9 @@ from tfmp.core.tracing import without_autograph
 pytestmark = pytest.mark.essential
 
 
-def test_plain_function_is_not_within_xla() -> None:
-    seen = []
+def test_what_a_compiled_function_traces_is_within_xla_and_nothing_else() -> None:
+    seen: list[bool] = []
     tf.function(lambda: seen.append(within_xla()))()
-    assert seen == [False]
-
-
-def test_function_traced_inside_a_compiled_function_is_within_xla() -> None:
-    seen = []
 
     @tf.function
     def inner() -> tf.Tensor:
@@ -60,33 +55,25 @@ def test_function_traced_inside_a_compiled_function_is_within_xla() -> None:
         return tf.cond(flag, inner, lambda: tf.constant(0.0))
 
     assert float(outer(tf.constant(True))) == 1
-    assert seen == [True]
-
-
-def test_graph_of_a_session_is_not_within_xla() -> None:
     with tf.Graph().as_default():
-        assert not within_xla()
+        seen.append(within_xla())
+    assert seen == [False, True, False]
 
 
-def test_enable_check_numerics_is_noticed_until_it_is_disabled() -> None:
-    assert not ops_are_watched()
-    tf.debugging.enable_check_numerics()
+@pytest.mark.parametrize("dumps", [False, True], ids=["check_numerics", "dump_debug_info"])
+def test_what_watches_ops_is_noticed_until_it_is_disabled(dumps: bool, tmp_path: Path) -> None:
+    debugging, seen = tf.debugging, [ops_are_watched()]
+    if dumps:
+        debugging.experimental.enable_dump_debug_info(str(tmp_path))
+    else:
+        debugging.enable_check_numerics()
     try:
-        seen = []
-        tf.function(lambda: seen.append(ops_are_watched()))()
-        assert seen == [True]
+        seen.append(ops_are_watched())
+        if not dumps:
+            tf.function(lambda: seen.append(ops_are_watched()))()
     finally:
-        tf.debugging.disable_check_numerics()
-    assert not ops_are_watched()
-
-
-def test_enable_dump_debug_info_is_noticed_until_it_is_disabled(tmp_path: Path) -> None:
-    tf.debugging.experimental.enable_dump_debug_info(str(tmp_path))
-    try:
-        assert ops_are_watched()
-    finally:
-        tf.debugging.experimental.disable_dump_debug_info()
-    assert not ops_are_watched()
+        (debugging.experimental.disable_dump_debug_info if dumps else debugging.disable_check_numerics)()
+    assert [*seen, ops_are_watched()] == [False, *[True] * (1 if dumps else 2), False]
 
 
 def _negative_if_asked(value: tf.Tensor) -> tf.Tensor:
@@ -209,7 +196,9 @@ def test_ops_are_defined_as_stateful_or_not() -> None:
     assert op_definition("NoSuchOp") is None
 
 
-def test_slice_information_decides_the_key_in_checkpoints(tmp_path: Path) -> None:
+def test_keys_in_checkpoints_are_those_that_were_set(
+    two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
+) -> None:
     with tf.Graph().as_default():
         variable = tf.compat.v1.Variable([1.0], name="plain", use_resource=True)
         assert slice_information(variable) is None
@@ -217,11 +206,6 @@ def test_slice_information_decides_the_key_in_checkpoints(tmp_path: Path) -> Non
         set_slice_information(variable, information)
         assert slice_information(variable) is information
         assert _saved_names(variable, tmp_path) == ["other"]
-
-
-def test_key_of_a_mirrored_variable_decides_its_name_in_checkpoints(
-    two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
-) -> None:
     with tf.Graph().as_default(), two_replicas.scope():
         variable = tf.Variable(1.0, name="plain")
         assert key_of_distributed(variable) == "plain"

@@ -17,6 +17,9 @@ from kit.structures import Fed, Structure
 
 tf1 = tf.compat.v1
 
+#: Makes further arguments of a wrapper.
+Settings = Callable[[], Mapping[str, Any]]
+
 
 class State(NamedTuple):
     """The state of a training after a step or a micro-batch.
@@ -33,6 +36,18 @@ class State(NamedTuple):
     told: Mapping[str, Any]
 
 
+def as_json(state: State) -> list[Any]:
+    """Return what JSON can hold of a state, for `from_json`."""
+    numbers = tf.nest.map_structure(lambda value: np.asarray(value).tolist(), dict(state.told))
+    return [[value.tolist() for value in state.moving], state.steps, numbers]
+
+
+def from_json(values: Sequence[Any]) -> State:
+    """Return the state that `as_json` made values of."""
+    moving, steps, told = values
+    return State([np.float64(value) for value in moving], steps, told)
+
+
 class Host(abc.ABC):
     """An optimizer where it is used, such as a session or Keras' `fit`; it is built or traced once, and trains often.
 
@@ -41,15 +56,14 @@ class Host(abc.ABC):
         rule: The settings of the exponential manager; None for an optimizer without tfmp.
         make_settings: Makes further arguments of `tfmp.LossScaleOptimizer`; those of `tfmp.GradScaler` get the same
             names. A `loss_scale_manager` takes the place of that of the rule. With `records_norm` norms are recorded,
-            and `clip` is what the script does to the gradients before it applies them.
+            and `clip` is what the script does to the gradients before it applies them; `wrap` wraps the optimizer in
+            place of `tfmp.LossScaleOptimizer`.
     """
 
     #: What the host cannot do: names that scenarios need.
     lacks: frozenset[str] = frozenset()
 
-    def __init__(
-        self, structure: Structure, rule: Rule | None, make_settings: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
+    def __init__(self, structure: Structure, rule: Rule | None, make_settings: Settings = dict) -> None:
         self.structure = structure
         self.rule = rule
         self._make_settings = make_settings
@@ -104,7 +118,7 @@ class Host(abc.ABC):
             return inner
         settings = self.settings()
         records_norm = settings.pop("records_norm", False)
-        opt = tfmp.LossScaleOptimizer(inner, **settings)
+        opt = settings.pop("wrap", tfmp.LossScaleOptimizer)(inner, **settings)
         if records_norm:
             opt.record_gradient_norm()
         return opt
@@ -116,6 +130,8 @@ def told_by(opt: Any) -> dict[str, Any]:
     Args:
         opt: The wrapper or the scaler; another optimizer tells nothing.
     """
+    # Horovod's optimizer for TensorFlow 1 does not forward the properties of the one within it.
+    opt = opt if isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler) else getattr(opt, "_optimizer", opt)
     if not isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler):
         return {}
     told = {
@@ -184,9 +200,6 @@ class V1Graph(Host):
     """A `tf.compat.v1.train.Optimizer` in a session.
 
     Args:
-        structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         use_resource: Whether variables are resource variables; otherwise they are reference variables.
         strategy: The strategy with the replicas; by default there is one device.
     """
@@ -195,15 +208,15 @@ class V1Graph(Host):
         self,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         use_resource: bool = True,
         strategy: tf.distribute.Strategy | None = None,
     ) -> None:
         super().__init__(structure, rule, make_settings)
-        self._graph = tf.Graph()
+        self.graph = tf.Graph()
         strategy = strategy or tf.distribute.get_strategy()
-        with self._graph.as_default(), strategy.scope():
+        with self.graph.as_default(), strategy.scope():
             variables = {
                 name: tf1.get_variable(
                     name,
@@ -259,18 +272,18 @@ class V1Graph(Host):
         return states
 
     def save(self, directory: Path) -> None:
-        with self._graph.as_default():
+        with self.graph.as_default():
             self._saver.save(self._session, str(directory / "model.ckpt"))
 
     def restore(self, directory: Path) -> None:
         self._new_session()
-        with self._graph.as_default():
+        with self.graph.as_default():
             self._saver.restore(self._session, str(directory / "model.ckpt"))
 
     def _new_session(self) -> None:
         if hasattr(self, "_session"):
             self._session.close()
-        self._session = tf1.Session(graph=self._graph)
+        self._session = tf1.Session(graph=self.graph)
 
     def _state(self, norm: Mapping[str, Any]) -> State:
         moving, steps, told = self._session.run(self._fetches)
@@ -286,38 +299,43 @@ class V1Eager(Host):
     """A `tf.compat.v1.train.Optimizer` in eager code.
 
     Args:
-        structure: As for `Host`.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
+        strategy: The strategy with the replicas; by default there is one device.
     """
 
     def __init__(
         self,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         compiled: Callable[..., Any] | None = None,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> None:
         super().__init__(structure, rule, make_settings)
         self._compiled = compiled
+        self._strategy = strategy or tf.distribute.get_strategy()
 
     def begin(self) -> None:
-        self._variables = {name: tf.Variable(value, name=name) for name, value in self.structure.initial.items()}
-        self._step = tf.Variable(0, dtype=tf.int64)
-        self._inner = v1_optimizer(self.structure)
-        self._opt = self.optimizer(self._inner)
-        signature = [dict(self.structure.fed)]
-        self._take_step = self._compiled(self._minimize, signature) if self._compiled else self._minimize
+        with self._strategy.scope():
+            self._variables = {name: tf.Variable(value, name=name) for name, value in self.structure.initial.items()}
+            only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
+            self._inner = v1_optimizer(self.structure)
+            self._opt = self.optimizer(self._inner)
+        signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
+        self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
 
     def train(self, steps: Steps) -> list[State]:
         states = [self._state()]
-        for (fed,) in steps:
-            self._take_step(tf.nest.map_structure(tf.convert_to_tensor, dict(fed)))
+        for feds in steps:
+            self._run([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
             states.append(self._state())
         return states
+
+    def _take_step(self, feds: Sequence[Fed]) -> None:
+        run_on_replicas(self._strategy, self._minimize, feds)
 
     def _minimize(self, fed: Fed) -> None:
         minimize(
@@ -344,11 +362,41 @@ class V1Eager(Host):
         return tf.train.Checkpoint(**parts)
 
     def _state(self) -> State:
-        weights = [variable.numpy() for variable in self._variables.values()]
-        # A slot that does not exist yet counts as 0, the value that it starts from.
-        slots = [self._inner.get_slot(variable, "momentum") for variable in self._variables.values()]
-        momenta = [0 * w if slot is None else slot.numpy() for w, slot in zip(weights, slots, strict=True)]
-        return state_of([*weights, *momenta], self._step.numpy(), told_by(self._opt))
+        moving = weights_and_momenta(self._strategy, self._inner, list(self._variables.values()))
+        with self._strategy.scope():
+            return state_of(moving, self._step.numpy(), told_by(self._opt))
+
+
+def weights_and_momenta(
+    strategy: tf.distribute.Strategy, opt: tf1.train.Optimizer, weights: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    """Return the values of weights and of their slots on each replica.
+
+    A slot that does not exist yet counts as 0, the value that it starts from.
+
+    Args:
+        strategy: The strategy with the replicas.
+        opt: The optimizer of TensorFlow 1.
+        weights: The weights.
+    """
+    slots = [opt.get_slot(weight, "momentum") for weight in weights]
+    pairs = [*((weight, 1) for weight in weights)]
+    pairs += [(weight, 0) if slot is None else (slot, 1) for weight, slot in zip(weights, slots, strict=True)]
+    return [part * factor for each, factor in pairs for part in strategy.experimental_local_results(each)]
+
+
+def run_on_replicas(strategy: tf.distribute.Strategy, take_step: Callable[[Fed], Any], feds: Sequence[Fed]) -> None:
+    """Take a step on each replica of a strategy, or without one.
+
+    Args:
+        strategy: The strategy with the replicas.
+        take_step: Takes a step, given what its replica is fed.
+        feds: What each replica is fed.
+    """
+    if len(feds) == 1:
+        take_step(feds[0])
+    else:
+        strategy.run(lambda: take_step(feds[replica_number()]))
 
 
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:

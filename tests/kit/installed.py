@@ -55,14 +55,25 @@ def hosts() -> dict[str, Pair]:
     return found | _legacy_graphs()
 
 
-def replicated_hosts() -> dict[str, Make]:
-    """Return by name functions that make hosts on the replicas of a `strategy`, or on one device without it."""
-    found: dict[str, Make] = {"v1 graph": V1Graph}
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        settings = {"compiled": compiled, "averages": False}
-        found |= {title: partial(KerasLoop, keras, **settings) for title, keras in installed().items()}
-        found |= {title: partial(LegacyLoop, keras, **settings) for title, keras in _with_legacy().items()}
-    return found
+def replicated_hosts() -> dict[str, Pair]:
+    """Return by name the hosts that take the replicas of a `strategy`; those without tfmp are on one device."""
+    found = {"v1 graph": Pair(V1Graph, V1Graph)}
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return found
+    # Under a strategy Keras 3 fails to average the weights.
+    in_function = {"compiled": compiled, "averages": False}
+    loops = {title: partial(KerasLoop, keras, **in_function) for title, keras in installed().items()}
+    loops |= {title: partial(LegacyLoop, keras, **in_function) for title, keras in _with_legacy().items()}
+    found |= {title: Pair(loop, loop) for title, loop in loops.items()}
+    if "keras3" in loops:
+        loop = loops["keras3"]
+        found["keras3 compiled update"] = Pair(partial(loop, jit_compile=True), loop)
+    found |= {"v1 eager": Pair(V1Eager, V1Eager), "v1 function": Pair(partial(V1Eager, compiled=compiled), V1Eager)}
+    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), V1Eager)
+    return found | {
+        f"GradScaler, {title} eager": Pair(partial(Scaler, keras, averages=False), loops[title])
+        for title, keras in installed().items()
+    }
 
 
 def rows(names: Iterable[str]) -> list[Any]:

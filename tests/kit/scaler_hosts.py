@@ -1,6 +1,6 @@
 """The hosts that are loops with `tfmp.GradScaler`, around optimizers of TensorFlow 1 and of each Keras."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, State, state_of, told_by, v1_optimizer
+from kit.hosts import Host, Settings, State, run_on_replicas, state_of, told_by, v1_optimizer, weights_and_momenta
 from kit.keras_hosts import of_tensorflow
 from kit.oracle import Rule, Steps
 from kit.structures import Fed, Structure
@@ -19,11 +19,10 @@ class Scaler(Host):
 
     Args:
         keras: The Keras package; None for an optimizer of TensorFlow 1.
-        structure: As for `Host`.
-        rule: As for `Host`; the reference without tfmp is another host.
-        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
+        strategy: The strategy with the replicas; by default there is one device.
+        averages: Whether the optimizer averages the weights if the structure's options say so.
     """
 
     def __init__(
@@ -31,29 +30,38 @@ class Scaler(Host):
         keras: ModuleType | None,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         compiled: Callable[..., Any] | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+        averages: bool = True,
     ) -> None:
         super().__init__(structure, rule, make_settings)
-        self._keras, self._compiled = keras, compiled
+        self._keras, self._compiled, self._averages = keras, compiled, averages
+        self._strategy = strategy or tf.distribute.get_strategy()
 
     def begin(self) -> None:
+        with self._strategy.scope():
+            self._make()
+        signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
+        self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
+
+    def _make(self) -> None:
         make = tf.Variable if self._keras is None else getattr(self._keras, "Variable", tf.Variable)
         self._weights = {
             name: make(value, name=name, dtype=value.dtype.name) for name, value in self.structure.initial.items()
         }
-        self._step = tf.Variable(0, dtype=tf.int64)
+        only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
         self._inner = self._make_inner()
         self._set_up()
         self.scaler.prepare(self._inner, self._weights.values())
-        signature = [dict(self.structure.fed)]
-        self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
 
     def _make_inner(self) -> Any:
         if self._keras is None:
             return v1_optimizer(self.structure)
-        return self._keras.optimizers.SGD(0.5, **self.structure.options)
+        options = {name: each for name, each in self.structure.options.items() if self._averages or "ema" not in name}
+        return self._keras.optimizers.SGD(0.5, **options)
 
     def _set_up(self) -> None:
         settings = self.settings()
@@ -73,12 +81,15 @@ class Scaler(Host):
 
     def train(self, steps: Steps) -> list[State]:
         states = [self._state()]
-        for (fed,) in steps:
-            self._run(tf.nest.map_structure(tf.convert_to_tensor, dict(fed)))
+        for feds in steps:
+            self._run([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
             states.append(self._state())
         return states
 
-    def _take_step(self, fed: Fed) -> None:
+    def _take_step(self, feds: Sequence[Fed]) -> None:
+        run_on_replicas(self._strategy, self._on_replica, feds)
+
+    def _on_replica(self, fed: Fed) -> None:
         variables = {name: of_tensorflow(weight) for name, weight in self._weights.items()}
         with tf.GradientTape() as tape:
             loss = self.scaler.scale(self.structure.loss(variables, fed))
@@ -119,9 +130,10 @@ class Scaler(Host):
     def _state(self) -> State:
         weights = [of_tensorflow(weight) for weight in self._weights.values()]
         if self._keras is None:
-            slots = [self._inner.get_slot(weight, "momentum") for weight in weights]
-            # A slot that does not exist yet counts as 0, the value that it starts from.
-            momenta = [0 * weight if slot is None else slot for weight, slot in zip(weights, slots, strict=True)]
-            return state_of([*weights, *momenta], self._step, told_by(self.scaler))
-        moving = [*weights, *map(of_tensorflow, self._inner.variables)]
-        return state_of(moving, self._inner.iterations.numpy(), told_by(self.scaler))
+            moving, steps = weights_and_momenta(self._strategy, self._inner, weights), self._step
+        else:
+            variables = [*weights, *map(of_tensorflow, self._inner.variables)]
+            moving = [part for each in variables for part in self._strategy.experimental_local_results(each)]
+            steps = of_tensorflow(self._inner.iterations)
+        with self._strategy.scope():
+            return state_of(moving, steps.numpy(), told_by(self.scaler))

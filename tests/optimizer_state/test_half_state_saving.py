@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from half_training import adam, classification, model, state
-from kerases import wrap
+from half_training import adam, fitted, slot_types, state
+from kerases import dense_model, kernel_and_bias, wrap
 
 import tfmp
 
@@ -20,7 +20,6 @@ if not keras.__version__.startswith("3."):
 
 # Keras, where it saves weights, with NumPy 2.
 pytestmark = [
-    pytest.mark.essential,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
@@ -35,55 +34,42 @@ print({variable.dtype for variable in half.variables[2:]}, float(half.learning_r
 
 def _model(optimizer: Any) -> Any:
     """Make the model without XLA, which takes long to compile a step, and of which no file holds anything."""
-    return model(keras, optimizer, jit_compile=False)
-
-
-def _fit(trained: Any, epochs: int) -> None:
-    points, sides = classification()
-    trained.fit(points, sides, batch_size=64, epochs=epochs, shuffle=False, verbose=0)
+    return dense_model(keras, optimizer, jit_compile=False)
 
 
 def _all(trained: Any) -> list[bytes]:
     return [*(weight.numpy().tobytes() for weight in trained.weights), *state(trained.optimizer)]
 
 
-def test_loaded_model_trains_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
-    trained = model(keras, wrap(adam(keras, seed=3)))
-    _fit(trained, 2)
-    trained.save(tmp_path / "half.keras")
-    loaded = keras.saving.load_model(tmp_path / "half.keras")
+def _loaded_from_keras_file(trained: Any, directory: Path) -> Any:
+    trained.save(directory / "half.keras")
+    return keras.saving.load_model(directory / "half.keras")
+
+
+def _restored_from_checkpoint(trained: Any, directory: Path) -> Any:
+    path = tf.train.Checkpoint(model=trained, optimizer=trained.optimizer).save(directory / "half")
+    resumed = _model(wrap(adam(keras, seed=3)))
+    resumed.optimizer.build(resumed.trainable_variables)
+    tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(path).assert_consumed()
+    return resumed
+
+
+@pytest.mark.parametrize("resumed", [_loaded_from_keras_file, _restored_from_checkpoint])
+def test_model_trains_on_as_if_it_had_not_been_saved(resumed: Any, tmp_path: Path) -> None:
+    trained = fitted(_model(wrap(adam(keras, seed=3))), 2)
+    loaded = resumed(trained, tmp_path)
     assert _all(loaded) == _all(trained)
-    for each in (trained, loaded):
-        _fit(each, 2)
-    assert _all(loaded) == _all(trained)
+    assert _all(fitted(loaded, 2)) == _all(fitted(trained, 2))
 
 
 def test_fresh_process_loads_it(tmp_path: Path) -> None:
-    trained = _model(wrap(adam(keras, seed=3)))
-    _fit(trained, 1)
+    settings = {"momentum": "bfloat16", "velocity": "bfloat16"}
+    trained = fitted(_model(wrap(adam(keras, rounding="stochastic", seed=3, **settings))))
     trained.save(tmp_path / "half.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", _LOADS, tmp_path / "half.keras"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-        check=False,
-    )
-    assert done.stdout.splitlines() == [
-        "HalfStateAdam {'momentum': 'bfloat16', 'velocity': 'bfloat16'} 3",
-        "{'bfloat16'} 0.125",
-    ], done.stderr
-
-
-def test_checkpoint_keeps_the_types(tmp_path: Path) -> None:
-    trained = _model(wrap(adam(keras)))
-    _fit(trained, 2)
-    path = tf.train.Checkpoint(model=trained, optimizer=trained.optimizer).save(tmp_path / "half")
-    resumed = _model(wrap(adam(keras)))
-    resumed.optimizer.build(resumed.trainable_variables)
-    tf.train.Checkpoint(model=resumed, optimizer=resumed.optimizer).restore(path).assert_consumed()
-    assert _all(resumed) == _all(trained)
+    command = [sys.executable, "-c", _LOADS, tmp_path / "half.keras"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.stdout.splitlines() == [f"HalfStateAdam {settings} 3", "{'bfloat16'} 0.125"], done.stderr
 
 
 def test_exported_step_rounds_as_the_optimizer_does(tmp_path: Path) -> None:
@@ -105,10 +91,7 @@ def test_exported_step_rounds_as_the_optimizer_does(tmp_path: Path) -> None:
 
 
 def test_weights_of_float32_state_are_taken_over(tmp_path: Path) -> None:
-    plain = _model(wrap(keras.optimizers.Adam(0.125)))
-    _fit(plain, 2)
-    plain.save(tmp_path / "plain.keras")
-    saved = keras.saving.load_model(tmp_path / "plain.keras")
+    saved = _loaded_from_keras_file(fitted(_model(wrap(keras.optimizers.Adam(0.125))), 2), tmp_path)
     half = _model(wrap(adam(keras)))
     half.optimizer.build(half.trainable_variables)
     half.optimizer.set_weights([variable.numpy() for variable in saved.optimizer.variables])
@@ -116,30 +99,37 @@ def test_weights_of_float32_state_are_taken_over(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.float64(one.numpy()), np.float64(other.numpy()), rtol=2.0**-8)
 
 
-def test_configuration_makes_an_equal_optimizer() -> None:
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    opt = tfmp.half_state(keras.optimizers.AdamW(schedule, weight_decay=0.01, name="mine"), momentum="float16", seed=5)
-    again = type(opt).from_config(opt.get_config())
-    assert again.get_config() == opt.get_config()
-    assert (again.name, again.weight_decay, type(again)) == ("mine", 0.01, type(opt))
-    other = keras.optimizers.deserialize(keras.optimizers.serialize(opt))
-    assert other.get_config() == opt.get_config()
+class _Mine(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
+    pass
 
 
-def test_class_of_the_users_is_found_by_custom_objects() -> None:
-    class Mine(keras.optimizers.SGD):
-        pass
-
-    config = keras.saving.serialize_keras_object(tfmp.half_state(Mine(0.5, momentum=0.9), momentum="float16"))
-    found = keras.saving.deserialize_keras_object(config, custom_objects={"Mine": Mine})
-    assert isinstance(found, Mine)
-    assert found.get_config()["slots"] == {"momentum": "float16"}
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (
+            lambda: keras.optimizers.AdamW(
+                keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), weight_decay=0.01, name="mine"
+            ),
+            {"momentum": "float16", "seed": 5},
+        ),
+        (keras.optimizers.Adam, {}),
+        (lambda: _Mine(0.5, momentum=0.9), {"momentum": "float16"}),
+    ],
+    ids=["named", "default", "custom_objects"],
+)
+def test_configuration_makes_an_equal_optimizer(make: Any, settings: dict[str, Any]) -> None:
+    opt, custom = tfmp.half_state(make(), **settings), {"_Mine": _Mine}
+    again = type(opt).from_config(opt.get_config(), custom_objects=custom)
+    other = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(opt), custom_objects=custom)
+    for each in (opt, again, other):
+        each.build(kernel_and_bias(keras))
+        assert each.get_config() == opt.get_config()
+        assert (each.name, each.weight_decay, type(each)) == (opt.name, opt.weight_decay, type(opt))
+        assert slot_types(each) == slot_types(opt)
 
 
 def test_legacy_file_is_loaded(tmp_path: Path) -> None:
-    trained = _model(adam(keras))
-    trained.compile(adam(keras), keras.losses.MeanSquaredError(), jit_compile=False)
-    _fit(trained, 1)
+    trained = fitted(dense_model(keras, adam(keras), loss=keras.losses.MeanSquaredError(), jit_compile=False))
     trained.save(tmp_path / "half.h5")
     loaded = keras.saving.load_model(tmp_path / "half.h5")
     for one, other in zip(loaded.weights, trained.weights, strict=True):

@@ -1,6 +1,8 @@
 """Trains with Horovod, feeds each process other inputs, and prints the state after every step.
 
-    PYTHONPATH=. horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain "fit/outside --last=60"
+    horovodrun -np 2 python tests/optimizers/horovod_training.py session/plain "fit/outside --last=60"
+
+It needs PYTHONPATH=.:tests:tests/contract.
 
 Each argument is a training with its own options. Every line printed for a training contains that argument.
 
@@ -10,6 +12,7 @@ here for TF1, `ReplicaTraining` of `replica_training` for Keras.
 
 import argparse
 import atexit
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -24,10 +27,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import norm_training
 import numpy as np
 import replica_training
 import tensorflow as tf
+from kit import checks
+from kit.hosts import as_json
+from kit.installed import hosts
+from scenarios import REPLICATED, STRUCTURE, Scenario
 
 import tfmp
 import tfmp.npu
@@ -327,21 +333,26 @@ def _by_updates(hvd: Any, way: str, order: str, options: argparse.Namespace) -> 
             yield [float(value) for value in session.run([weight, opt.iterations, opt.loss_scale])]
 
 
-def _by_norms(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[norm_training.State]:
-    """Train by the steps of `norm_training`, with half of their bound, because the mean is half of the sum."""
+def _by_scenario(hvd: Any, way: str, order: str, options: argparse.Namespace) -> Iterator[list[Any]]:
+    """Train by a scenario of tests/contract, of which each process is fed the share of its replica."""
     del way
-    [host] = [host for host in norm_training.hosts() if str(host) == options.host]
-    training = norm_training.NormTraining(
-        host,
-        mode=options.mode,
-        wrap=functools.partial(wrap, hvd, order),
-        rank=hvd.rank(),
-        clips=options.clips,
-        skip_spikes=tfmp.SpikeDetector(max_norm=norm_training.MAX_NORM / _WORKERS),
-        **({"is_distributed": True} if host.has_scaler else {}),
-    )
-    for step in list(norm_training.STEPS.values())[: options.last]:
-        yield training.train(step.fed)
+    scenario = of_mean(REPLICATED["clipped" if options.clips else "spikes of sums"])
+
+    def settings() -> dict[str, Any]:
+        found = dict(scenario.settings())
+        if "GradScaler" in options.host:
+            return {**found, "is_distributed": True}
+        return {**found, "wrap": lambda inner, **given: wrap(hvd, order, inner, **given)}
+
+    host = hosts()[options.host].make(STRUCTURE, scenario.rule, settings)
+    states = checks.train(host, [[feds[hvd.rank()]] for feds in scenario.steps()][: options.last])
+    yield from map(as_json, states[1:])
+
+
+def of_mean(scenario: Scenario) -> Scenario:
+    """Return a scenario with half of its gradients' norms: Horovod averages over two workers, and does not sum."""
+    spikes = scenario.spikes and dataclasses.replace(scenario.spikes, max_norm=scenario.spikes.max_norm / _WORKERS)
+    return dataclasses.replace(scenario, spikes=spikes)
 
 
 _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
@@ -357,7 +368,7 @@ _WAYS: dict[str, Callable[..., Iterator[Any]]] = {
     "tape": _by_keras,
     "minimize": _by_keras,
     "updates": _by_updates,
-    "norms": _by_norms,
+    "scenario": _by_scenario,
 }
 
 
@@ -377,10 +388,9 @@ def _options(training: str) -> argparse.Namespace:
     parser.add_argument("way_and_order")
     parser.add_argument("--clips", action="store_true", help="clip gradients before they are applied")
     parser.add_argument("--factor", type=float, default=1.0, help="a factor for the inputs of Keras")
-    parser.add_argument("--host", help="the kind of the optimizer, for `norms`")
+    parser.add_argument("--host", help="the kind of the optimizer, for `scenario`")
     parser.add_argument("--legacy", action="store_true", help="train with a legacy optimizer of Keras")
     parser.add_argument("--missing", action="store_true", help="give one process a gradient that the other lacks")
-    parser.add_argument("--mode", default="function", help="the mode of `norms`")
     parser.add_argument(
         "--v1-behavior", action="store_true", help="turn TensorFlow 1's behavior on, for the trainings after it too"
     )

@@ -5,7 +5,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +50,24 @@ def for_every_keras(*names: str) -> pytest.MarkDecorator:
     """
     names = names or tuple(_VERSIONS)
     rows = [pytest.param(_KERASES[name], id=name) for name in names if isinstance(_KERASES[name], ModuleType)]
-    return pytest.mark.parametrize("keras", rows or [_skipped(name, 1) for name in names])
+    skipped = [pytest.param(None, id=name, marks=pytest.mark.skip(reason=str(_KERASES[name]))) for name in names]
+    return pytest.mark.parametrize("keras", rows or skipped)
+
+
+def kinds() -> dict[str, tuple[ModuleType, ModuleType]]:
+    """Return the kinds of optimizers that are installed, legacy ones too: the Keras, and the module of these."""
+    found = {}
+    for name, keras in installed().items():
+        found[name] = (keras, keras.optimizers)
+        if name != "keras3":
+            found[f"{name}, legacy"] = (keras, keras.optimizers.legacy)
+    return found
+
+
+#: Runs a test with each of these kinds: the parameters `keras` and `optimizers`.
+for_every_kind = pytest.mark.parametrize(
+    ("keras", "optimizers"), [pytest.param(*kind, id=name) for name, kind in kinds().items()]
+)
 
 
 def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
@@ -67,28 +84,17 @@ def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
         pytest.skip(f"needs Keras {needed} or newer, not {keras.__version__}: {why}")
 
 
-def for_every_optimizer(*option_names: str) -> pytest.MarkDecorator:
-    """Run a test for each Keras, each of its optimizers, and options: the parameters `keras`, `name` and `options`.
+def every_optimizer() -> Iterator[tuple[str, ModuleType, str, str, dict[str, Any]]]:
+    """Yield the optimizers of each Keras: its key, its module, the optimizer's name, and options with their name.
 
-    Every optimizer is tested without options. Only those of `_WITH_OPTIONS` are tested with options, because the base
-    class of all optimizers implements the options. A Keras that is not installed is skipped.
-
-    Args:
-        option_names: The options to test with, keys of `_options`; all by default.
+    Every optimizer is there without options, "plain". Only those of `_WITH_OPTIONS` are there with options, because the
+    base class of all optimizers implements the options.
     """
-    rows = []
-    for id_, keras in _KERASES.items():
-        if isinstance(keras, str):
-            rows.append(_skipped(id_, 3))
-            continue
-        options = _options(keras)
-        rows += [
-            pytest.param(keras, name, options[option], id=f"{id_}-{name}-{option}")
-            for name in optimizer_names(keras)
-            for option in option_names or options
-            if option in options and (option == "plain" or name in _WITH_OPTIONS)
-        ]
-    return pytest.mark.parametrize(("keras", "name", "options"), rows)
+    for id_, keras in installed().items():
+        for name in optimizer_names(keras):
+            for option, options in _options(keras).items():
+                if option == "plain" or name in _WITH_OPTIONS:
+                    yield id_, keras, name, option, options
 
 
 def optimizer_names(keras: ModuleType) -> list[str]:
@@ -113,9 +119,15 @@ def optimizer(keras: ModuleType, name: str = "SGD", **options: Any) -> Any:
 
 
 def wrap(inner: Any, **settings: Any) -> Any:
-    """Wrap an optimizer, with a manager that halves the scale at each overflow unless `settings` say otherwise."""
-    defaults = {"init_loss_scale": SCALE, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
-    return tfmp.LossScaleOptimizer(inner, tfmp.ExponentialUpdateLossScaleManager(**defaults | settings))
+    """Wrap an optimizer, with a manager that halves the scale at each overflow unless `settings` say otherwise.
+
+    Args:
+        inner: The optimizer.
+        settings: Settings of the manager, and further arguments of the wrapper.
+    """
+    rule = {"init_loss_scale": SCALE, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+    rule |= {name: settings.pop(name) for name in rule.keys() & settings.keys()}
+    return tfmp.LossScaleOptimizer(inner, tfmp.ExponentialUpdateLossScaleManager(**rule), **settings)
 
 
 def variable(keras: ModuleType, value: Any, name: str = "kernel", dtype: str = "float32") -> Any:
@@ -196,8 +208,11 @@ def assert_trains_as(
     plain: Any,
     opt: Any,
     keras: ModuleType,
-    compiled: Callable[..., Any],
-    plain_compiled: Callable[..., Any] = tf.function,
+    run: Callable[..., Any] | None = None,
+    *,
+    plain_run: Callable[..., Any] | None = None,
+    make: Callable[[ModuleType], list[Any]] = kernel_and_bias,
+    grads_of: Callable[..., Sequence[Any]] = gradients,
 ) -> None:
     """Assert that a wrapped optimizer skips steps that overflow, and otherwise trains as it does without a wrapper.
 
@@ -205,27 +220,43 @@ def assert_trains_as(
         plain: The optimizer without a wrapper.
         opt: The same optimizer in a wrapper, which `wrap` made or which has the same rule.
         keras: The Keras of both.
-        compiled: Makes a `tf.function` from the step of the wrapped optimizer.
-        plain_compiled: The same for the step of the plain one. Where the wrapped one is traced, it must be too, because
-            Nadam of Keras 2 counts steps in Python while a function is traced.
+        run: Makes a `tf.function` from the step of the wrapped optimizer; without it, both step in eager code, alike in
+            every bit.
+        plain_run: The same for the plain optimizer. Where the wrapped one is traced, it must be too, because Nadam of
+            Keras 2 counts steps in Python while a function is traced.
+        make: Makes the variables.
+        grads_of: Returns gradients for them, given a seed, and a value for the last of their elements.
     """
-    variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+    variables, plain_variables = make(keras), make(keras)
     opt.build(variables)
     plain.build(plain_variables)
-    step = compiled(lambda grads: take_step(opt, variables, grads))
-    plain_step = plain_compiled(lambda grads: take_step(plain, plain_variables, grads))
+
+    def all_step(grads: Sequence[tf.Tensor]) -> None:
+        take_step(opt, variables, grads)
+
+    def plain_step(grads: Sequence[tf.Tensor]) -> None:
+        take_step(plain, plain_variables, grads)
+
+    tolerance = {"rtol": 0, "atol": 0} if run is None else {"rtol": 1e-5, "atol": 1e-6}
+    step = all_step if run is None else run(all_step)
+    plain_step = plain_step if plain_run is None else plain_run(plain_step)
     for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         before = [*values(variables), *values_but_state(opt)]
-        step(gradients(seed, last))
+        step(grads_of(seed, last))
         if last is not None:
             assert [*values(variables), *values_but_state(opt)] == before
-            continue
-        plain_step(gradients(seed))
+        else:
+            plain_step(grads_of(seed))
+        assert (int(opt.iterations), bool(opt.last_step_finite)) == (int(plain.iterations), last is None)
         for one, other in zip(
             [*variables, *opt.inner_optimizer.variables], [*plain_variables, *plain.variables], strict=True
         ):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(one.numpy(), other.numpy(), **tolerance)
     assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
+    opt.finalize_variable_values(variables)
+    plain.finalize_variable_values(plain_variables)
+    for one, other in zip(variables, plain_variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), **tolerance)
 
 
 def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings: Any) -> Any:
@@ -266,10 +297,11 @@ def fit_linear(model: Any, targets: Sequence[float], **settings: Any) -> None:
     model.fit(np.ones_like(y), y, **{"batch_size": 1, "shuffle": False, "verbose": 0} | settings)
 
 
-def compiles(function: Callable[..., None], *args: Any) -> bool:
-    """Return whether the graph of a function contains a part that XLA compiles."""
+def num_programs(function: Callable[..., None], *args: Any) -> int:
+    """Return the number of programs that XLA compiles in the graph of a function."""
     graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
-    return "_XlaMustCompile" in str(graph)
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return len({node.attr["f"].func.name for node in nodes if "_XlaMustCompile" in node.attr})
 
 
 def values(variables: Sequence[Any]) -> list[Any]:
@@ -305,14 +337,10 @@ def _options(keras: ModuleType) -> dict[str, dict[str, Any]]:
     }
     if keras.__version__.startswith("3."):
         options["accumulation"] = {"gradient_accumulation_steps": 2}
+        options["clipped accumulation"] = {"global_clipnorm": 0.5, "gradient_accumulation_steps": 2}
     return options
 
 
 def _name(variable: Any) -> str:
     # Keras 2's names end in `:0`.
     return str(variable.name).split(":")[0]
-
-
-def _skipped(name: str, width: int) -> Any:
-    """Return a skipped row of parameters for a Keras that is not installed; `width` is the number of parameters."""
-    return pytest.param(*[None] * width, id=name, marks=pytest.mark.skip(reason=str(_KERASES[name])))

@@ -1,7 +1,7 @@
 """Models of every Keras that move between no wrapper, Keras' own and tfmp's, and the forms of saving to move by."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import dense_model, optimizer, state, values
+from kerases import dense_model, installed, optimizer, state, values
 
 import tfmp
 
@@ -43,10 +43,12 @@ def built(model: Any) -> Any:
     return model
 
 
-def train(model: Any, steps: range) -> Any:
-    """Take the steps, and return the model."""
+def train(model: Any, steps: Iterable[int], overflows: Collection[int] = ()) -> Any:
+    """Take the steps, some of which overflow, and return the model."""
     for step in steps:
-        model.train_on_batch(np.random.default_rng(step).random((8, 3), np.float32), np.ones([8, 1]))
+        x = np.random.default_rng(step).random((8, 3), np.float32)
+        x[0, 0] = np.inf if step in overflows else x[0, 0]
+        model.train_on_batch(x, np.ones([8, 1]))
     return model
 
 
@@ -80,15 +82,18 @@ def scale_and_count(model: Any) -> list[Any]:
 
 
 class Form(NamedTuple):
-    """A way of saving a model, and of loading what was saved into another one.
+    """A way of saving a model in a directory, and of loading what was saved.
 
-    The last argument of `load` is the optimizer to load into: the model's, or the one inside that.
+    `load` takes the model to load into, the directory, and the optimizer to load into: the model's, or the one inside
+    that. The last argument is whether all that was saved must be found there. It returns None, or a new model.
     """
 
     save: Callable[[ModuleType, Any, Path], Any]
-    load: Callable[[ModuleType, Any, Path, Any], Any]
+    load: Callable[[ModuleType, Any, Path, Any, bool], Any]
     #: Whether Keras 2's own wrapper saves its scale.
     holds_scale_of_keras2: bool = False
+    #: Whether Keras 3 does not have it.
+    is_of_keras_2: bool = False
 
 
 def checkpoint(model: Any, opt: Any) -> tf.train.Checkpoint:
@@ -96,36 +101,37 @@ def checkpoint(model: Any, opt: Any) -> tf.train.Checkpoint:
     return tf.train.Checkpoint(model=model, optimizer=opt)
 
 
-def _restore_checkpoint(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
-    status = checkpoint(built(model), opt).restore(str(path / "checkpoint-1"))
-    status.expect_partial()
+def _restored(status: Any, exact: bool) -> None:
+    (status.assert_consumed if exact else status.expect_partial)()
 
 
-def _restore_checkpoint_before_build(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
-    checkpoint(model, opt).restore(str(path / "checkpoint-1")).expect_partial()
+def _restore(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
+    _restored(checkpoint(built(model), opt).restore(str(path / "checkpoint-1")), exact)
+
+
+def _restore_before_build(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
+    status = checkpoint(model, opt).restore(str(path / "checkpoint-1"))
     built(model)
+    _restored(status, exact)
 
 
-def restore_by_manager(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
-    """Restore the latest checkpoint in a directory."""
+def _restore_by_manager(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
     manager = tf.train.CheckpointManager(checkpoint(built(model), opt), str(path), max_to_keep=1)
     assert manager.restore_or_initialize()
-    manager.checkpoint.restore(manager.latest_checkpoint).expect_partial()
+    _restored(manager.checkpoint.restore(manager.latest_checkpoint), exact)
 
 
-def save_by_callback(keras: ModuleType, model: Any, path: Path) -> None:
-    """Save weights as `fit` with a ModelCheckpoint does."""
+def _save_by_callback(keras: ModuleType, model: Any, path: Path) -> None:
     callback = keras.callbacks.ModelCheckpoint(str(path / "model.weights.h5"), save_weights_only=True)
     callback.set_model(model)
     callback.on_epoch_end(0, {})
 
 
-def load_tensorflow_weights(name: str) -> Callable[..., None]:
-    """Return a function that loads weights in TensorFlow's format."""
-
-    def load(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
-        model.load_weights(path / name).expect_partial()
+def _load_tensorflow_weights(name: str) -> Callable[..., None]:
+    def load(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
+        status = model.load_weights(path / name)
         built(model)
+        status.expect_partial()
 
     return load
 
@@ -146,7 +152,7 @@ def back_up(keras: ModuleType, model: Any, path: Path) -> None:
         model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=2, verbose=0, callbacks=_interrupted(keras, path))
 
 
-def _restore_backup(keras: ModuleType, model: Any, path: Path, opt: Any) -> None:
+def _restore_backup(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
     # The backup is of the end of the first epoch, so `fit` restores it and trains no more.
     model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=1, verbose=0, callbacks=_interrupted(keras, path)[:1])
     built(model)
@@ -154,20 +160,72 @@ def _restore_backup(keras: ModuleType, model: Any, path: Path, opt: Any) -> None
 
 WEIGHTS = Form(
     lambda keras, model, path: model.save_weights(str(path / "model.weights.h5")),
-    lambda keras, model, path, opt: built(model).load_weights(str(path / "model.weights.h5")),
+    lambda keras, model, path, opt, exact: built(model).load_weights(str(path / "model.weights.h5")),
 )
 CHECKPOINT = Form(
     lambda keras, model, path: checkpoint(model, model.optimizer).save(str(path / "checkpoint")),
-    _restore_checkpoint,
+    _restore,
     holds_scale_of_keras2=True,
 )
+_KERAS_FILE = Form(
+    lambda keras, model, path: model.save(path / "model.keras"),
+    lambda keras, model, path, opt, exact: built(model).load_weights(str(path / "model.keras")),
+)
+_BY_MANAGER = Form(
+    lambda keras, model, path: tf.train.CheckpointManager(
+        checkpoint(model, model.optimizer), str(path), max_to_keep=1
+    ).save(),
+    _restore_by_manager,
+)
+_SAVED_MODEL = Form(
+    lambda keras, model, path: model.save(path / "saved"),
+    # Keras' load_model makes a new optimizer for this format, with or without tfmp.
+    _load_tensorflow_weights("saved/variables/variables"),
+    is_of_keras_2=True,
+)
+#: The forms that load into a model.
 FORMS = {
     "weights_file": WEIGHTS,
-    "keras_file": Form(
-        lambda keras, model, path: model.save(path / "model.keras"),
-        lambda keras, model, path, opt: built(model).load_weights(str(path / "model.keras")),
-    ),
+    "weights_of_keras_file": _KERAS_FILE,
     "checkpoint": CHECKPOINT,
-    "checkpoint_before_build": CHECKPOINT._replace(load=_restore_checkpoint_before_build),
+    "checkpoint_before_build": CHECKPOINT._replace(load=_restore_before_build),
     "backup_and_restore": Form(back_up, _restore_backup, holds_scale_of_keras2=True),
+    "model_checkpoint": WEIGHTS._replace(save=_save_by_callback),
+    "checkpoint_manager": _BY_MANAGER,
+    "tensorflow_weights": Form(
+        lambda keras, model, path: model.save_weights(path / "weights"),
+        _load_tensorflow_weights("weights"),
+        holds_scale_of_keras2=True,
+        is_of_keras_2=True,
+    ),
+    "saved_model": _SAVED_MODEL,
+    # These make a model.
+    "keras_file": _KERAS_FILE._replace(
+        load=lambda keras, model, path, opt, exact: keras.saving.load_model(path / "model.keras")
+    ),
+    "legacy_file": Form(
+        lambda keras, model, path: model.save(path / "model.h5"),
+        lambda keras, model, path, opt, exact: keras.models.load_model(path / "model.h5"),
+        is_of_keras_2=True,
+    ),
 }
+
+
+def for_forms(name: str, cases: Mapping[str, Iterable[str]], *, only_keras_3: Collection[str] = ()) -> Any:
+    """Run a test with every Keras, for each case the forms of saving that the Keras has.
+
+    Args:
+        name: The name of the parameter of the cases; the others are `keras` and `form`.
+        cases: The forms of each case.
+        only_keras_3: The cases that only Keras 3 has.
+    """
+    return pytest.mark.parametrize(
+        ("keras", name, "form"),
+        [
+            pytest.param(keras, case, FORMS[form], id=f"{id_}-{case}-{form}")
+            for id_, keras in installed().items()
+            for case, forms in cases.items()
+            for form in forms
+            if not (FORMS[form].is_of_keras_2 if id_ == "keras3" else case in only_keras_3)
+        ],
+    )

@@ -1,9 +1,10 @@
 """Trains a model on the replicas of a strategy, feeds each replica other inputs, and returns the state of every step.
 
-Run as a program, this module is one process of such a training, and prints the states:
+Run as a program, this module is one process of such a training, and prints the states. It needs
+PYTHONPATH=.:tests:tests/contract.
 
-    PYTHONPATH=. python tests/optimizers/replica_training.py tf_keras mirrored ours random loop fit
-    PYTHONPATH=. TF_CONFIG=... python tests/optimizers/replica_training.py keras,tf_keras workers stock last fit
+    python tests/optimizers/replica_training.py tf_keras mirrored ours random loop fit
+    TF_CONFIG=... python tests/optimizers/replica_training.py keras,tf_keras workers stock last fit
 """
 
 import argparse
@@ -19,9 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-import norm_training
 import numpy as np
 import tensorflow as tf
+from kit import checks
+from kit.hosts import as_json
+from kit.installed import replicated_hosts
+from kit.oracle import Rule
+from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 
@@ -191,6 +196,17 @@ def _model(keras: ModuleType) -> Any:
     return Model(x, MeanAsLoss()(outputs))
 
 
+def on_workers() -> list[tuple[str, str]]:
+    """Return the hosts and the scenarios that workers run, each of which takes a second or two."""
+    return [
+        (name, scenario)
+        for name in replicated_hosts()
+        if name not in {"v1 graph", "v1 eager"} and "compiled" not in name
+        for scenario in ("spikes of sums", "micro-batch dropped")
+        if REPLICATED[scenario].runs_on(name)
+    ]
+
+
 def _strategy(name: str) -> tf.distribute.Strategy:
     if name == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -207,18 +223,20 @@ def main() -> None:
     parser.add_argument("overflow", choices=[*OVERFLOWS, "random"])
     ways = (
         'by a loop, or `fit`; "compiled" is a loop whose updates XLA compiles, and "legacy" a loop with a legacy '
-        'optimizer, which only Keras 2 has; "norms" are the trainings of norm_training'
+        'optimizer, which only Keras 2 has; "scenarios" are those of tests/contract'
     )
-    parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy", "norms"], nargs="+", help=ways)
+    parser.add_argument("ways", choices=["loop", "fit", "compiled", "legacy", "scenarios"], nargs="+", help=ways)
     add_options(parser)
     args = parser.parse_args()
 
     strategy = _strategy(args.strategy)
-    if "norms" in args.ways:
-        args.ways.remove("norms")
-        for host in norm_training.hosts():
-            for state in norm_training.trained(norm_training.NormTraining(host, strategy)):
-                print(f"STATE norms/{host}", json.dumps(state), flush=True)  # noqa: T201 - a command line prints
+    if "scenarios" in args.ways:
+        args.ways.remove("scenarios")
+        for name, scenario in on_workers():
+            host = replicated_hosts()[name].make(STRUCTURE, Rule(), REPLICATED[scenario].settings, strategy=strategy)
+            for state in checks.train(host, REPLICATED[scenario].steps()):
+                title = f"STATE scenarios/{name}/{scenario}"
+                print(title, json.dumps(as_json(state)), flush=True)  # noqa: T201 - a command line prints
     trainings = [
         (keras, way)
         for keras, way in itertools.product(map(importlib.import_module, args.kerases), args.ways)

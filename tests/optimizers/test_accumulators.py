@@ -10,8 +10,6 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.optimizers.accumulators import Accumulators
 
 tf1 = tf.compat.v1
 
@@ -25,133 +23,6 @@ _INNER: dict[str, Callable[[], tf1.train.Optimizer]] = {
 def _wrap(inner: tf1.train.Optimizer, **settings: Any) -> tfmp.LossScaleOptimizer:
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     return tfmp.LossScaleOptimizer(inner, manager, **settings)
-
-
-class Training:
-    """A vector whose gradient is the input, a table with a sparse gradient, and a bias without a gradient."""
-
-    def __init__(self, inner: tf1.train.Optimizer, **settings: Any) -> None:
-        self.fed = tf1.placeholder(tf.float32, [2])
-        self.row = tf1.placeholder_with_default(0, [])
-        self.w = tf1.get_variable("w", initializer=[1.0, 2.0])
-        self.table = tf1.get_variable("table", initializer=[[1.0], [1.0], [1.0]])
-        self.bias = tf1.get_variable("bias", initializer=1.0)
-        self.global_step = tf1.train.get_or_create_global_step()
-        self.inner, self.opt = inner, _wrap(inner, **settings)
-        loss = tf.reduce_sum(self.w * self.fed) + tf.reduce_sum(tf.gather(self.table, self.row)) * self.fed[0]
-        self.train_op = self.opt.minimize(loss, self.global_step, [self.w, self.table, self.bias])
-        self.session = tf1.get_default_session()
-        self.session.run(tf1.global_variables_initializer())
-
-    def take(self, *micro_batches: Sequence[float], row: int = 0) -> None:
-        for fed in micro_batches:
-            self.session.run(self.train_op, {self.fed: fed, self.row: row})
-
-    def values(self) -> dict[str, Any]:
-        return {name: value.tolist() for name, value in self.arrays().items()}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return self.session.run({variable.op.name: variable.read_value() for variable in tf1.global_variables()})
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("inner", _INNER)
-def test_window_trains_as_one_large_batch(session: tf1.Session, inner: str) -> None:
-    training = Training(_INNER[inner](), accumulation_steps=4)
-    plain = tf1.get_variable("plain", initializer=[1.0, 2.0])
-    plain_op = _INNER[inner]().minimize(tf.reduce_sum(plain * training.fed), var_list=[plain])
-    session.run(tf1.global_variables_initializer())
-    micro_batches = np.float32([[0.5, 1], [1, -2], [2, 4], [0.5, 1], [-4, 2], [1, 1], [0.25, 0.75], [0.75, 0.25]])
-    for taken in range(2):
-        batch = micro_batches[4 * taken : 4 * taken + 4]
-        training.take(*batch)
-        session.run(plain_op, {training.fed: batch.mean(axis=0)})
-        expected = session.run(plain)
-        if inner == "adam":
-            np.testing.assert_allclose(session.run(training.w), expected, rtol=1e-6)
-        else:
-            assert session.run(training.w).tolist() == expected.tolist()
-        assert session.run(training.global_step) == taken + 1
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
-def test_overflow_drops_the_window_or_the_micro_batch(session: tf1.Session, overflow_drops: str) -> None:
-    training = Training(_INNER["momentum"](), accumulation_steps=4, overflow_drops=overflow_drops)
-    opt = training.opt
-    state = [training.w, opt.get_slot(training.w, "momentum"), training.global_step, opt.loss_scale, opt.skipped_steps]
-
-    def values() -> list[Any]:
-        return [value.tolist() for value in session.run(state)]
-
-    training.take([1, 2], [math.inf, 1], [4, 1])
-    # Before the window ends nothing changes, not even the scale.
-    assert values() == [[1, 2], [0, 0], 0, 1024, 0]
-    training.take([1, 0])
-    dropped = [[1, 2], [0, 0], 0, 512, 1]
-    # The mean of the three finite micro-batches is [2, 1].
-    kept = [[0, 1.5], [2, 1], 1, 512, 0]
-    assert values() == (dropped if overflow_drops == "window" else kept)
-    report = session.run(opt.overflow_reports()[0].steps)
-    assert report.tolist() == [1, 1, 0]
-    # Every micro-batch of the next window overflows, so both policies skip its step.
-    before = values()
-    training.take(*[[1, math.nan]] * 4)
-    assert values() == [*before[:3], 256, before[4] + 1]
-    # The table's gradients are finite in this window, so its count stays.
-    assert session.run(opt.overflow_reports()[0].steps).tolist() == [2, 1, 0]
-    training.take(*[[4, 4]] * 4)
-    assert values()[2:] == [before[2] + 1, 256, before[4] + 1]
-
-
-@pytest.mark.graph
-def test_rows_without_a_gradient_in_the_window_do_not_change(session: tf1.Session) -> None:
-    training = Training(_INNER["momentum"](), accumulation_steps=2)
-    for row in (0, 1):
-        training.take([2, 0], row=row)
-    values = training.values()
-    assert (values["table"], values["table/Momentum"]) == ([[0.5], [0.5], [1.0]], [[1.0], [1.0], [0.0]])
-    training.take([2, 0], [2, 0], row=1)
-    values = training.values()
-    # With a gradient of 0 in place of none, Momentum would have changed row 0.
-    assert (values["table"], values["table/Momentum"]) == ([[0.5], [-0.75], [1.0]], [[1.0], [2.5], [0.0]])
-    assert values["bias"] == 1
-
-
-@pytest.mark.graph
-def test_last_window_of_an_epoch_divides_by_its_number_of_micro_batches(session: tf1.Session) -> None:
-    training = Training(_INNER["gd"](), accumulation_steps=4, micro_batches_per_epoch=102)
-    for epoch in (1, 2):
-        training.take(*[[0, 0]] * 100, [1, 0])
-        assert session.run(training.global_step) == 26 * epoch - 1
-        training.take([3, 0])
-        # Each epoch subtracts 0.5 times the mean of 1 and 3.
-        assert session.run([training.global_step, training.w[0]]) == [26 * epoch, 1 - epoch]
-
-
-@pytest.mark.graph
-def test_training_resumes_within_a_window_bit_for_bit(session: tf1.Session, tmp_path: Path) -> None:
-    settings = {"accumulation_steps": 4, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 10}
-    fed = np.random.default_rng(0).standard_normal([10, 2])
-    fed[5] = math.inf
-    training = Training(_INNER["adam"](), **settings)
-    saver = tf1.train.Saver()
-    training.take(*fed[:7])
-    path = saver.save(session, str(tmp_path / "model"))
-    training.take(*fed[7:])
-    expected = training.values()
-    assert expected["global_step"] == 3
-    with tf.Graph().as_default(), tf1.Session():
-        resumed = Training(_INNER["adam"](), **settings)
-        tf1.train.Saver().restore(resumed.session, path)
-        resumed.take(*fed[7:])
-        assert resumed.values() == expected
-    # At the end of the epoch the window is empty and the counts are 0.
-    assert {name: value for name, value in expected.items() if "/kept" in name or "/tried" in name} == {
-        "accumulation/kept": 0,
-        "accumulation/tried": 0,
-        "accumulation/tried_in_epoch": 0,
-    }
 
 
 @pytest.mark.graph
@@ -176,14 +47,17 @@ def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Sessio
 
 @pytest.mark.graph
 def test_window_of_one_micro_batch_adds_nothing_to_the_graph(session: tf1.Session, tmp_path: Path) -> None:
-    training = Training(_INNER["adam"](), accumulation_steps=1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
-    training.take([1, 1])
+    weight = tf1.get_variable("w", initializer=1.0)
+    settings = {"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}
+    opt = _wrap(_INNER["adam"](), **settings)
+    opt.minimize(weight * 1.0, tf1.train.get_or_create_global_step())
+    session.run(tf1.global_variables_initializer())
     path = tf1.train.Saver().save(session, str(tmp_path / "model"))
     assert {name for name, _ in tf.train.list_variables(path)} == {
-        *("loss_scale", "good_steps", "bad_steps", "global_step", "cond/beta1_power", "cond/beta2_power", "bias"),
-        *(f"{name}{slot}" for name in ("w", "table") for slot in ("", "/Adam", "/Adam_1")),
+        *("loss_scale", "good_steps", "bad_steps", "global_step", "cond/beta1_power", "cond/beta2_power"),
+        *("w", "w/Adam", "w/Adam_1"),
     }
-    assert session.run(training.global_step) == 1
+    assert not opt.accumulation.variables
 
 
 @pytest.mark.graph
@@ -241,15 +115,6 @@ def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCapt
     ]
 
 
-def test_window_without_finite_micro_batches_reports_only_overflowed_variables() -> None:
-    weights = [tf.Variable(1.0, name=name) for name in ("finite", "infinite")]
-    opt = _wrap(_INNER["gd"](), accumulation_steps=2, overflow_drops="micro_batch")
-    for _ in range(2):
-        opt.minimize(lambda: weights[0] + weights[1] * math.inf, var_list=weights)
-    assert int(opt.skipped_steps) == 1
-    assert opt.overflow_reports()[0].steps.numpy().tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_gradients_of_callable_losses_are_accumulated(compiled: bool) -> None:
     # Both variables have the same name, which is allowed in eager code.
@@ -287,61 +152,6 @@ def test_functions_with_gradients_of_different_variables_lose_none() -> None:
     for of_y in (True, False, False, True):
         step(of_y)
     assert [float(variable) for variable in variables] == [-2, -1]
-
-
-def test_checkpoint_of_eager_code_resumes_within_a_window(tmp_path: Path) -> None:
-    def make() -> tuple[list[tf.Variable], Callable[[float], Any], tf.train.Checkpoint]:
-        weights, inner = [tf.Variable(1.0), tf.Variable(1.0)], _INNER["momentum"]()
-        opt = _wrap(inner, accumulation_steps=2)
-
-        @tf.function
-        def step(factor: tf.Tensor) -> None:
-            opt.minimize(lambda: weights[0] * factor, var_list=weights[:1])
-            opt.minimize(lambda: weights[1] * factor, var_list=weights[1:])
-
-        checkpoint = tf.train.Checkpoint(
-            weights=weights, optimizer=inner, manager=opt._loss_scale_manager, accumulation=opt.accumulation
-        )
-        return weights, lambda factor: step(tf.constant(factor)), checkpoint
-
-    straight, step, checkpoint = make()
-    for factor in (2.0, 4.0, 1.0):
-        step(factor)
-    path = checkpoint.save(tmp_path / "inside")
-    step(7.0)
-    resumed, step, checkpoint = make()
-    status = checkpoint.restore(path)
-    step(7.0)
-    status.assert_consumed()
-    # The means of the windows are 3 and 4, from which Momentum makes 3 and 5.5.
-    assert [float(weight) for weight in (*straight, *resumed)] == [1 - 1.5 - 2.75] * 4
-
-
-def test_window_of_one_micro_batch_has_nothing_to_save() -> None:
-    assert not _wrap(_INNER["gd"]()).accumulation.variables
-
-
-def test_function_on_two_replicas_applies_the_mean_of_all(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    with two_replicas.scope():
-        w, table = tf.Variable(1.0), tf.Variable([[1.0], [1.0], [1.0]])
-        opt = _wrap(_INNER["momentum"](), accumulation_steps=2, overflow_drops="micro_batch")
-
-    def on_replica(values: tf.Tensor) -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        # The wrapped optimizer sums over the replicas, so each replica's loss is divided by their number.
-        share = values[replica] / 2
-        opt.minimize(lambda: (w + tf.reduce_sum(tf.gather(table, [replica]))) * share, var_list=[w, table])
-
-    step = tf.function(lambda values: two_replicas.run(on_replica, args=(values,)))
-    for values in ([2.0, 4.0], [math.inf, 6.0]):
-        step(tf.constant(values))
-    assert float(opt.loss_scale) == 512
-    # The weight's gradient is the mean of 2, 4 and 6, which is 4. Row 0 has the gradient 2 in one of these three
-    # micro-batches, and row 1 has 4 and 6 in the two others.
-    found = [two_replicas.experimental_local_results(variable) for variable in (w, table)]
-    assert [float(part) for part in found[0]] == [1 - 0.5 * 4] * 2
-    for part in found[1]:
-        np.testing.assert_allclose(part.numpy().ravel(), [1 - 0.5 * 2 / 3, 1 - 0.5 * 10 / 3, 1], rtol=1e-6)
 
 
 @pytest.mark.graph
@@ -397,37 +207,3 @@ def test_workers_of_a_strategy_are_refused_in_a_graph() -> None:
         opt = _wrap(_INNER["gd"](), accumulation_steps=2)
         with pytest.raises(NotImplementedError, match="the worker that saves would wait for ever"):
             strategy.run(lambda: opt.minimize(w * 1.0, var_list=[w]))
-
-
-def test_accumulation_settings_are_checked_by_the_constructor() -> None:
-    with pytest.raises(ValueError, match=r"accumulation_steps must be a whole number from 1 to 2\*\*31 - 1, got 0"):
-        _wrap(_INNER["gd"](), accumulation_steps=0)
-
-
-def test_lists_of_variables_are_told_apart_by_identity_and_order() -> None:
-    accumulators = Accumulators(accumulation_settings(2, "window", None), tfmp.NonFiniteDetector())
-    assert accumulators.is_on
-    a, b = tf.Variable(1.0, name="same"), tf.Variable(1.0, name="same")
-    windows = [accumulators.of(variables) for variables in ([a, b], [b, a], [a], [b])]
-    assert len(set(map(id, windows))) == 4
-    # A tuple of the same variables is the same list, in eager code and in a function.
-    assert accumulators.of((a, b)) is windows[0]
-    found = []
-    tf.function(lambda: found.append(accumulators.of([a])))()
-    assert found == [windows[2]]
-    assert accumulators.windows == windows
-
-
-@pytest.mark.graph
-def test_accumulators_of_graphs_are_not_those_of_eager_code() -> None:
-    accumulators = Accumulators(accumulation_settings(1, "window", None), tfmp.NonFiniteDetector())
-    assert not accumulators.is_on
-    found = []
-    for _ in range(2):
-        with tf.Graph().as_default():
-            weight = tf1.get_variable("weight", initializer=1.0)
-            found.append(accumulators.of([weight]))
-            assert accumulators.of([weight]) is found[-1]
-    assert found[0] is not found[1]
-    # A checkpoint of eager code holds these alone.
-    assert accumulators.windows == []

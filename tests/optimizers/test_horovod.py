@@ -1,5 +1,6 @@
 """Optimizers in two processes under Horovod, which must take the same steps."""
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -12,12 +13,16 @@ from typing import Any, NamedTuple
 
 import horovod_training
 import keras
-import norm_training
 import numpy as np
 import pytest
 import replica_processes
 import replica_training
 import tensorflow as tf
+from kit import checks
+from kit.hosts import from_json
+from kit.installed import hosts
+from kit.oracle import combined
+from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 from tfmp.core.distribute import current_distribution
@@ -59,16 +64,18 @@ _TRAININGS = {
     "alone": ["session/alone --last=3", "eager/alone --last=3"],
     "missing": ["session/plain --missing", "loop/plain --missing"],
     "strategy": ["loop/strategy --last=1"],
-    "norms": [
-        *_in_orders("norms", "--host=v1 --mode=graph", ["plain", "inside", "outside"]),
-        *_in_orders("norms", "--host=keras2", ["plain", "outside"]),
-        *_in_orders("norms", "--host=keras2_legacy", ["plain", "inside"]),
-        *(f"norms/plain --host={host}" for host in ("v1", "v1_scaler", "keras2_scaler")),
-        *(f"norms/plain --host={host} --clips" for host in ("v1 --mode=graph", "keras2", "v1_scaler")),
+    "scenario": [
+        *_in_orders("scenario", '--host="v1 graph, resource variables"', ["plain", "inside", "outside"]),
+        *_in_orders("scenario", '--host="keras2 function"', ["plain", "outside"]),
+        *_in_orders("scenario", '--host="keras2 legacy function"', ["plain", "inside"]),
+        *(f"scenario/plain --host={host}" for host in ('"v1 function"', '"GradScaler, v1 eager"')),
+        'scenario/plain --host="GradScaler, keras2 function"',
+        'scenario/plain --host="v1 graph, resource variables" --clips',
+        *(f"scenario/plain --host={host} --clips" for host in ('"keras2 function"', '"GradScaler, v1 eager"')),
     ],
     # The last ones: TensorFlow 1's behavior cannot be turned off again.
     "reference_variables": _in_orders("session", "--last=100 --v1-behavior", ["plain", "outside", "npu"]),
-    "norms_with_reference_variables": ["norms/plain --host=v1 --mode=graph --v1-behavior"],
+    "scenario_with_reference_variables": ['scenario/plain --host="v1 graph, reference variables" --v1-behavior'],
 }
 
 #: The trainings of another launch, which records the collective operations. That keeps a core busy, so they are few:
@@ -81,7 +88,7 @@ _RECORDED = {
         # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *_in_orders("constants", "--last=2", ["plain", "float16"]),
         # Workers know the norm of the mean without asking each other.
-        "norms/plain --host=v1 --mode=graph --last=1",
+        'scenario/plain --host="v1 graph, resource variables" --last=1',
     ],
     "shared_keras": [
         *_in_orders("fit", "--last=2"),
@@ -259,12 +266,21 @@ def test_windows_are_averaged_once_over_all_micro_batches_kept(recorded: _Printe
         assert recorded.lines("COLLECTIVES", 0, training) == [collectives], training
 
 
-def test_workers_know_the_same_norm_and_skip_the_same_spikes(printed: _Printed) -> None:
-    for training in [*_TRAININGS["norms"], *_TRAININGS["norms_with_reference_variables"]]:
-        first, second = (printed.lines("STATE", rank, training) for rank in range(2))
-        # NaN is not equal to itself.
-        assert repr(first) == repr(second), training
-        norm_training.assert_right([norm_training.State(*state) for state in first], divisor=2)
+@pytest.mark.promise(8, 9, 11, 14)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+def test_workers_do_together_what_the_oracle_says(printed: _Printed) -> None:
+    for training in [*_TRAININGS["scenario"], *_TRAININGS["scenario_with_reference_variables"]]:
+        clips, name = "--clips" in training, training.split('"')[1]
+        scenario = horovod_training.of_mean(REPLICATED["clipped" if clips else "spikes of sums"])
+        # The mean of two gradients is the sum of their halves.
+        halves = [[combined(STRUCTURE, [fed], 0.5) for fed in feds] for feds in scenario.steps()]
+        course = dataclasses.replace(scenario, fed=halves).course()
+        plain = hosts()[name.replace("reference", "resource")].make_plain(STRUCTURE, None, scenario.plain_settings)
+        for rank in range(2):
+            states = [*checks.train(plain, []), *map(from_json, printed.lines("STATE", rank, training))]
+            # Keras averages the gradients after the script has clipped them, which one device cannot do.
+            other = None if clips and name.startswith("keras") else plain
+            assert checks.violations(course, states, other, rtol=1e-5) == [], training
 
 
 def test_constant_gradients_are_averaged_at_every_step(printed: _Printed) -> None:

@@ -52,7 +52,6 @@ class _Float8Training:
         return largest > 1.001 * allowed
 
 
-@pytest.mark.essential
 def test_skipped_step_leaves_the_scales_of_float8() -> None:
     training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), tfmp.FixedLossScaleManager(2.0**10)))
     training.step(tf.constant(1.0))
@@ -64,7 +63,6 @@ def test_skipped_step_leaves_the_scales_of_float8() -> None:
     assert int(training.opt.skipped_steps) == 1
 
 
-@pytest.mark.essential
 def test_doubled_scale_saturates_no_step() -> None:
     manager = tfmp.ExponentialUpdateLossScaleManager(2.0**8, 10)
     training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), manager))

@@ -1,96 +1,66 @@
-"""Tests of every optimizer of every Keras, on one device: it trains as without a wrapper, and skips whole steps."""
+"""Every optimizer of every Keras trains as without a wrapper, and skips whole steps: without XLA, and with it."""
 
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import many_variables
+import pytest
 import tensorflow as tf
-from kerases import (
-    SCALE,
-    assert_trains_as,
-    for_every_optimizer,
-    gradients,
-    kernel_and_bias,
-    optimizer,
-    take_step,
-    values,
-    values_but_state,
-    wrap,
-)
+from kerases import SCALE, assert_trains_as, every_optimizer, kernel_and_bias, optimizer
 
 import tfmp
 
 
-@for_every_optimizer()
+class _Way(NamedTuple):
+    """A way to run a step, and the optimizers and options that are tried in it: all by default."""
+
+    run: Callable[..., Any] | None
+    plain_run: Callable[..., Any] | None
+    jit_compile: bool | str = "auto"
+    names: frozenset[str] | None = None
+    options: frozenset[str] | None = None
+
+
+#: The optimizers that stand for all in the ways that take long: with few and many slots, and with large programs.
+_SAMPLE = frozenset({"SGD", "Adam", "Ftrl", "Muon", "MultiOptimizer"})
+_WAYS = {
+    "eager": _Way(None, None),
+    "compiled": _Way(tf.function, tf.function, True),
+    "function": _Way(tf.function, tf.function, "auto", _SAMPLE, frozenset({"plain", "ema", "accumulation"})),
+    "xla": _Way(functools.partial(tf.function, jit_compile=True), tf.function, "auto", _SAMPLE, frozenset({"plain"})),
+    "compiled eagerly": _Way(lambda step: step, None, True, _SAMPLE, frozenset({"plain", "global_clipnorm"})),
+}
+
+
+def _rows() -> Iterator[Any]:
+    for name, way in _WAYS.items():
+        for id_, keras, opt, option, options in every_optimizer():
+            if (way.names is None or opt in way.names) and (way.options is None or option in way.options):
+                yield pytest.param(keras, opt, options, way, id=f"{name}-{id_}-{opt}-{option}")
+
+
+def _many_gradients(seed: int, last: float | None = None) -> list[tf.Tensor]:
+    *others, of_last = many_variables.gradients(seed)
+    return [*others, of_last if last is None else of_last + tf.constant([0, 0, 0, last], tf.float32)]
+
+
+@pytest.mark.parametrize(("keras", "name", "options", "way"), list(_rows()))
 def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
-    keras: ModuleType, name: str, options: dict[str, Any]
+    keras: ModuleType, name: str, options: dict[str, Any], way: _Way
 ) -> None:
-    inner, plain = optimizer(keras, name, **options), optimizer(keras, name, **options)
-    opt = wrap(inner)
-    variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
-    for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
-        take_step(opt, variables, gradients(seed, last))
-        if last is None:
-            take_step(plain, plain_variables, gradients(seed))
-        assert values([*variables, *inner.variables]) == values([*plain_variables, *plain.variables])
-        assert int(opt.iterations) == int(plain.iterations)
-    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
-    opt.finalize_variable_values(variables)
-    plain.finalize_variable_values(plain_variables)
-    assert values(variables) == values(plain_variables)
-
-
-@for_every_optimizer("plain")
-def test_step_that_xla_compiles_as_a_whole_trains_as_without_wrapper(
-    keras: ModuleType, name: str, options: dict[str, Any]
-) -> None:
-    opt = wrap(optimizer(keras, name, **options))
-    assert_trains_as(optimizer(keras, name, **options), opt, keras, functools.partial(tf.function, jit_compile=True))
-
-
-@for_every_optimizer()
-def test_compiled_update_trains_as_without_wrapper(keras: ModuleType, name: str, options: dict[str, Any]) -> None:
-    opt = _compiling(optimizer(keras, name, **options))
-    assert_trains_as(optimizer(keras, name, **options), opt, keras, tf.function)
-
-
-@for_every_optimizer("plain", "global_clipnorm")
-def test_compiled_update_in_eager_mode_trains_as_without_wrapper(
-    keras: ModuleType, name: str, options: dict[str, Any]
-) -> None:
-    def in_eager_mode(step: Callable[..., None]) -> Callable[..., None]:
-        return step
-
-    opt = _compiling(optimizer(keras, name, **options))
-    assert_trains_as(optimizer(keras, name, **options), opt, keras, in_eager_mode, in_eager_mode)
-
-
-def _compiling(inner: Any) -> Any:
     manager = tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000, 1, decr_ratio=0.5)
-    return tfmp.LossScaleOptimizer(inner, manager, jit_compile=True)
-
-
-@for_every_optimizer("plain", "ema", "accumulation")
-def test_skipped_step_changes_nothing_but_the_scale(keras: ModuleType, name: str, options: dict[str, Any]) -> None:
-    variables = kernel_and_bias(keras)
-    opt = wrap(optimizer(keras, name, **options))
-    opt.build(variables)
-
-    @tf.function
-    def step(*grads: tf.Tensor) -> None:
-        take_step(opt, variables, grads)
-
-    step(*gradients(0))
-    before = [*values(variables), *values_but_state(opt), int(opt.iterations)]
-    for bad in (math.inf, -math.inf, math.nan):
-        step(*gradients(1, last=bad))
-        assert [*values(variables), *values_but_state(opt), int(opt.iterations)] == before
-        assert not opt.last_step_finite
-    assert (int(opt.applied_steps), int(opt.skipped_steps), int(opt.consecutive_skipped_steps)) == (1, 3, 3)
-    assert float(opt.loss_scale) == SCALE / 8
-    step(*gradients(1))
-    assert [*values(variables), *values_but_state(opt), int(opt.iterations)] != before
-    assert (int(opt.applied_steps), int(opt.skipped_steps), int(opt.consecutive_skipped_steps)) == (2, 3, 0)
-    assert opt.last_step_finite
+    plain = optimizer(keras, name, **options)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), manager, jit_compile=way.jit_compile)
+    # Those that are alike share programs, where a program updates each with its own slots.
+    shares = way.jit_compile is True and name != "MultiOptimizer"
+    assert_trains_as(
+        plain,
+        opt,
+        keras,
+        way.run,
+        plain_run=way.plain_run,
+        make=many_variables.make_variables if shares else kernel_and_bias,
+        **({"grads_of": _many_gradients} if shares else {}),
+    )

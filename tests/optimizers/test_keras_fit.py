@@ -1,26 +1,40 @@
-"""`fit`, `train_on_batch` and callbacks with the wrapper, in every Keras."""
+"""`fit` with the wrapper in every Keras: its settings, and Keras' own callbacks, which find what a bare one has."""
 
+import glob
 import math
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from kerases import (
     SCALE,
     dense_model,
     fit_linear,
     for_every_keras,
+    for_every_kind,
     linear_model,
     optimizer,
     values,
     wrap,
 )
 
-pytestmark = pytest.mark.essential
+import tfmp
+
+pytestmark = [
+    # Of NumPy 2, where Keras makes an array of a variable.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 
 
-def _check_learning(keras: ModuleType, jit_compile: bool | str) -> None:
+@pytest.mark.parametrize("jit_compile", [False, True, "auto"])
+@for_every_keras()
+def test_fit_with_a_too_high_initial_scale_skips_steps_and_learns(keras: ModuleType, jit_compile: bool | str) -> None:
+    if jit_compile == "auto" and keras.__version__.startswith("2."):
+        pytest.skip("Keras 2 does not decide whether to compile")
     opt = wrap(optimizer(keras, "Adam", learning_rate=0.125), init_loss_scale=2.0**30)
     model = dense_model(keras, opt, policy="mixed_float16", jit_compile=jit_compile)
     x = np.random.default_rng(0).random((32, 3), np.float32)
@@ -32,81 +46,204 @@ def _check_learning(keras: ModuleType, jit_compile: bool | str) -> None:
     assert float(opt.loss_scale) == 2.0 ** (30 - int(opt.skipped_steps))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@for_every_keras()
-def test_fit_with_a_too_high_initial_scale_skips_steps_and_learns(keras: ModuleType, jit_compile: bool) -> None:
-    _check_learning(keras, jit_compile)
-
-
-@for_every_keras("keras3")
-def test_fit_learns_if_keras_decides_whether_to_compile(keras: ModuleType) -> None:
-    _check_learning(keras, "auto")
-
-
 # Keras 3.5 warns by itself with steps_per_execution.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.parametrize("settings", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 @for_every_keras()
-def test_fit_skips_the_steps_that_overflow(keras: ModuleType, settings: dict[str, Any]) -> None:
-    opt = wrap(optimizer(keras, momentum=0.5))
-    model = linear_model(keras, opt, **settings)
+def test_fit_skips_the_steps_that_overflow_and_averages_the_others(keras: ModuleType, settings: dict[str, Any]) -> None:
+    options = {"momentum": 0.5, "use_ema": True, "ema_momentum": 0.5}
+    opt = wrap(optimizer(keras, **options))
+    model, plain_model = (linear_model(keras, each, **settings) for each in (opt, optimizer(keras, **options)))
     fit_linear(model, [1, math.inf, 2, math.nan, -math.inf, -4])
-    plain_model = linear_model(keras, optimizer(keras, momentum=0.5), **settings)
     fit_linear(plain_model, [1, 2, -4])
     assert values(model.weights) == values(plain_model.weights)
     assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
-    assert (bool(opt.last_step_finite), int(opt.consecutive_skipped_steps), int(opt.iterations)) == (True, 0, 3)
 
 
-@for_every_keras()
-def test_moving_average_at_the_end_of_fit_covers_the_applied_steps(keras: ModuleType) -> None:
-    options = {"use_ema": True, "ema_momentum": 0.5}
-    model, plain_model = (
-        linear_model(keras, wrap(optimizer(keras, **options))),
-        linear_model(keras, optimizer(keras, **options)),
-    )
-    fit_linear(model, [1, math.inf, 2, math.nan])
-    fit_linear(plain_model, [1, 2])
-    assert values(model.weights) == values(plain_model.weights)
-    assert values(model.weights) != [[[-1.5]]]
-
-
-@for_every_keras()
-def test_train_on_batch_takes_a_step(keras: ModuleType) -> None:
-    model = linear_model(keras, wrap(optimizer(keras)))
-    for target in (2.0, math.inf):
-        model.train_on_batch(np.ones([1, 1]), np.full([1, 1], target))
-    assert values(model.weights) == [[[-1]]]
-    assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (1, 1)
-
-
-@for_every_keras()
-def test_compile_under_mixed_float16_does_not_wrap_again(keras: ModuleType) -> None:
+@for_every_kind
+def test_compile_under_a_mixed_policy_does_not_wrap_again_and_batches_are_steps(
+    keras: ModuleType, optimizers: ModuleType
+) -> None:
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        opt = wrap(optimizer(keras))
+        opt = wrap(optimizers.SGD(0.5))
         model = linear_model(keras, opt)
     finally:
         keras.mixed_precision.set_global_policy("float32")
     assert model.optimizer is opt
     fit_linear(model, [2])
-    assert values(model.weights) == [[[-1]]]
+    model.train_on_batch(np.ones([1, 1]), np.full([1, 1], math.inf))
+    assert (values(model.weights), int(opt.skipped_steps)) == ([[[-1]]], 1)
+    model.train_on_batch(np.ones([1, 1]), np.full([1, 1], 2.0))
+    assert values(model.weights) == [[[-2]]]
 
 
-# Keras 3 converts the learning rate, a variable, to an array.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
-def test_callback_sets_the_learning_rate_of_the_inner_optimizer(keras: ModuleType) -> None:
-    model = linear_model(keras, wrap(optimizer(keras)))
-    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-    fit_linear(model, [1], epochs=2, callbacks=[halve])
-    assert values(model.weights) == [[[-0.25 - 0.125]]]
+@pytest.mark.parametrize(("policy", "notices"), [("mixed_bfloat16", 1), ("mixed_float16", 0), ("float32", 0)])
+def test_fit_is_told_once_that_bfloat16_needs_no_scaling(
+    keras: ModuleType, policy: str, notices: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = dense_model(keras, wrap(keras.optimizers.SGD(0.125)), policy)
+    for rows in (4, 6):
+        model.fit(np.ones([rows, 3], np.float32), np.ones([rows, 1], np.float32), batch_size=rows, verbose=0)
+    assert caplog.text.count("the loss is computed in bfloat16") == notices
+    assert int(model.optimizer.applied_steps) == 2
 
 
-@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights:UserWarning")
-@for_every_keras()
-def test_model_without_trainable_weights_takes_no_step(keras: ModuleType) -> None:
+@pytest.mark.filterwarnings("ignore:.*does not have any trainable weights:UserWarning")
+@for_every_kind
+def test_model_without_trainable_weights_takes_no_step(keras: ModuleType, optimizers: ModuleType) -> None:
     model = keras.Sequential([keras.Input([1]), keras.layers.Rescaling(2.0)])
-    model.compile(wrap(optimizer(keras)), "mse")
-    model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0)
+    model.compile(wrap(optimizers.SGD(0.5)), "mse")
+    assert model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0).history["loss"] == [1]
     assert (int(model.optimizer.iterations), int(model.optimizer.applied_steps)) == (0, 0)
+
+
+def _fit(keras: ModuleType, inner: Any, wraps: bool, callbacks: list[Any]) -> dict[str, list[float]]:
+    model = dense_model(keras, tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(SCALE)) if wraps else inner)
+    x = np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(8, 3)
+    history = model.fit(x, x[:, :1], epochs=3, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+    weights = {f"weight {index}": weight.tolist() for index, weight in enumerate(model.get_weights())}
+    rates = [float(each.learning_rate) for each in getattr(inner, "optimizers", [inner])]
+    return {"learning_rates": rates, **history.history, **weights}
+
+
+def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+_CALLBACKS: dict[str, Callable[[ModuleType], Any]] = {
+    "scheduler": lambda keras: keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+    "plateau": lambda keras: keras.callbacks.ReduceLROnPlateau(
+        "loss", factor=0.5, patience=0, min_delta=1e9, cooldown=0
+    ),
+    "averages": lambda keras: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+}
+
+
+@pytest.mark.parametrize("name", ["Adam", "MultiOptimizer"])
+@pytest.mark.parametrize("callback", _CALLBACKS)
+@for_every_keras()
+def test_callbacks_do_what_they_do_without_a_wrapper(keras: ModuleType, callback: str, name: str) -> None:
+    if not hasattr(keras.callbacks, "SwapEMAWeights") and callback == "averages":
+        pytest.skip("Keras 2 has no such callback")
+
+    def make() -> Any:
+        made = optimizer(keras, name, use_ema=True, ema_momentum=0.5)
+        for number, each in enumerate(getattr(made, "optimizers", [])):
+            each.name = f"optimizer_{number}"
+        return made
+
+    try:
+        bare = _fit(keras, make(), False, [_CALLBACKS[callback](keras)])
+    except (ValueError, AttributeError, TypeError) as error:
+        if name == "Adam":
+            raise
+        pytest.skip(f"fails in Keras {keras.__version__} without a wrapper too: {error}")
+    _assert_same(bare, _fit(keras, make(), True, [_CALLBACKS[callback](keras)]))
+    assert callback == "averages" or bare["learning_rates"][0] < 0.5
+
+
+@for_every_keras("keras3")
+def test_only_a_wrapped_multi_optimizer_has_optimizers(keras: ModuleType) -> None:
+    multi = optimizer(keras, "MultiOptimizer")
+    opt = tfmp.LossScaleOptimizer(multi)
+    assert opt.optimizers is multi.optimizers
+    with pytest.raises(AttributeError, match="Learning rate cannot be accessed on a MultiOptimizer"):
+        _ = opt.learning_rate
+    assert not hasattr(tfmp.LossScaleOptimizer(optimizer(keras)), "optimizers")
+
+
+@pytest.mark.parametrize("schedules", [True, False])
+@for_every_keras()
+def test_tensorboard_shows_the_learning_rate(keras: ModuleType, schedules: bool, tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader", exc_type=ImportError)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.25, 2, 0.5, staircase=True) if schedules else 0.25
+
+    def written(wraps: bool) -> dict[str, list[Any]]:
+        logs = str(tmp_path / str(wraps))
+        model = dense_model(
+            keras, wrap(optimizer(keras, learning_rate=rate)) if wraps else optimizer(keras, learning_rate=rate)
+        )
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=3, verbose=0, callbacks=[keras.callbacks.TensorBoard(logs)])
+        shown: dict[str, list[Any]] = {}
+        for file in glob.glob(f"{logs}/train/*"):
+            for event in loader.EventFileLoader(file).Load():
+                for value in event.summary.value:
+                    shown.setdefault(value.tag, []).append(list(value.tensor.float_val))
+        return shown
+
+    bare, wrapped = written(False), written(True)
+    assert wrapped["epoch_learning_rate"] if schedules else True
+    assert wrapped.get("epoch_learning_rate") == bare.get("epoch_learning_rate")
+    assert list(wrapped) == list(bare)
+
+
+class _Halving(tfmp.LossScaleManager):
+    """A manager that a user wrote."""
+
+    def __init__(self) -> None:
+        self._scale = tf.Variable(1024.0, trainable=False)
+
+    def get_loss_scale(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self._scale)
+
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
+        return self._scale.assign(tf.where(finite_grads, self._scale, self._scale / 2)).op
+
+
+def _of_graph(keras: ModuleType, kind: str) -> Any:
+    return keras.optimizers.legacy.SGD(0.5) if kind == "legacy" else tf.compat.v1.train.GradientDescentOptimizer(0.5)
+
+
+@pytest.mark.graph
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("kind", ["legacy", "tf1"])
+@pytest.mark.parametrize(
+    ("settings", "fed", "weight", "scale"),
+    [
+        ({}, [1.0, math.inf, -4.0, 1.0], 1, 512),
+        ({"loss_scale_manager": _Halving}, [1.0, math.inf, -4.0, 1.0], 1, 512),
+        (
+            {"accumulation_steps": 2, "skip_spikes": tfmp.SpikeDetector(max_norm=100.0)},
+            [1.0, 3.0, 500.0, 500.0, -4.0, -2.0],
+            0.5,
+            1024,
+        ),
+    ],
+    ids=["rule", "user's manager", "window and spikes"],
+)
+@for_every_keras("keras2", "tf_keras")
+def test_fit_initializes_what_tfmp_keeps_where_keras_2_builds_a_graph(
+    keras: ModuleType, settings: dict[str, Any], fed: list[float], weight: float, scale: float, kind: str
+) -> None:
+    settings = {name: value() if isinstance(value, type) else value for name, value in settings.items()}
+    make = tfmp.LossScaleOptimizer if "loss_scale_manager" in settings else wrap
+    opt = make(_of_graph(keras, kind), **settings)
+    model = linear_model(keras, opt)
+    fit_linear(model, fed)
+    assert (float(model.get_weights()[0].item()), keras.backend.get_value(opt.loss_scale)) == (weight, scale)
+
+
+@pytest.mark.graph
+@pytest.mark.usefixtures("session")
+@for_every_keras("keras2", "tf_keras")
+def test_compile_in_a_graph_does_not_wrap_again_and_hyperparameters_are_those_of_the_inner_optimizer(
+    keras: ModuleType,
+) -> None:
+    opt = wrap(keras.optimizers.legacy.Adam(0.5))
+    opt.beta_1 = 0.25
+    assert np.isclose(keras.backend.get_value(opt.inner_optimizer.beta_1), 0.25)
+    assert opt.lr is opt.inner_optimizer.lr
+    assert {"beta_1", "lr"} <= set(dir(opt))
+    if not tf.compat.v1.resource_variables_enabled():
+        pytest.skip("after disable_v2_behavior() Keras refuses a global policy")
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = linear_model(keras, opt)
+        fit_linear(model, [1.0, math.inf])
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert (model.optimizer is opt, keras.backend.get_value(opt.loss_scale)) == (True, 512)

@@ -62,56 +62,77 @@ def _columns() -> list[Any]:
 
 _Make = Callable[[], Any]
 
-_CANNED: dict[str, Callable[[_Make, Any], Any]] = {
-    "DNNClassifier": lambda make, config: tf.estimator.DNNClassifier([2], _columns(), optimizer=make, config=config),
-    "DNNRegressor": lambda make, config: tf.estimator.DNNRegressor([2], _columns(), optimizer=make, config=config),
-    "LinearClassifier": lambda make, config: tf.estimator.LinearClassifier(_columns(), optimizer=make, config=config),
+
+def _adam_of_v1() -> Any:
+    return tf1.train.AdamOptimizer(0.125)
+
+
+_CANNED: dict[str, tuple[_Make, Callable[[_Make, Any], Any]]] = {
+    "DNNClassifier": (
+        _adam,
+        lambda make, config: tf.estimator.DNNClassifier([2], _columns(), optimizer=make, config=config),
+    ),
+    "DNNRegressor": (
+        _adam,
+        lambda make, config: tf.estimator.DNNRegressor([2], _columns(), optimizer=make, config=config),
+    ),
+    "LinearClassifier": (
+        _adam,
+        lambda make, config: tf.estimator.LinearClassifier(_columns(), optimizer=make, config=config),
+    ),
+    "DNNClassifier of v1": (
+        _adam_of_v1,
+        lambda make, config: tf1.estimator.DNNClassifier([2], _columns(), optimizer=make, config=config),
+    ),
 }
+
+
+def _applied(first: dict[str, Any]) -> int:
+    """Return how many of the first steps were applied, by the scale after them."""
+    applied = _STEPS - int(np.log2(_TOO_HIGH / first["loss_scale"]))
+    assert 0 < applied < _STEPS
+    return applied
 
 
 @pytest.mark.parametrize("name", _CANNED)
 def test_canned_estimator_trains_and_goes_on_as_with_the_bare_optimizer(name: str, tmp_path: Path) -> None:
-    estimator = _CANNED[name](lambda: _wrap(_adam()), _config(tmp_path / "wrapped"))
+    make, estimator_of = _CANNED[name]
+    estimator = estimator_of(lambda: _wrap(make()), _config(tmp_path / "wrapped"))
     estimator.train(_inputs(_STEPS))
     first = _values(estimator)
-    skipped = int(np.log2(_TOO_HIGH / first["loss_scale"]))
-    assert 0 < skipped < _STEPS
-    assert (first["global_step"], first["good_steps"]) == (_STEPS - skipped, _STEPS - skipped)
+    applied = _applied(first)
+    assert (first["global_step"], first["good_steps"]) == (applied, applied)
     estimator.train(_inputs(2))
     values = _values(estimator)
-    assert (values["global_step"], values["good_steps"]) == (first["global_step"] + 2, first["good_steps"] + 2)
+    assert (values["global_step"], values["good_steps"]) == (applied + 2, applied + 2)
     assert values["loss_scale"] == first["loss_scale"]
 
-    bare = _CANNED[name](_adam, _config(tmp_path / "bare"))
-    bare.train(_inputs(_STEPS - skipped + 2))
+    bare = estimator_of(make, _config(tmp_path / "bare"))
+    bare.train(_inputs(applied + 2))
     _assert_equal(values, _values(bare), _SCALE)
 
 
-def _combined(wide: _Make, deep: _Make, directory: Path) -> Any:
-    return tf.estimator.DNNLinearCombinedClassifier(
-        linear_feature_columns=_columns(),
-        linear_optimizer=wide,
-        dnn_feature_columns=_columns(),
-        dnn_optimizer=deep,
-        dnn_hidden_units=[2],
-        config=_config(directory),
-    )
+@pytest.mark.parametrize("is_v1", [False, True], ids=["legacy", "v1"])
+def test_two_optimizers_of_a_canned_estimator_have_their_own_scales(is_v1: bool, tmp_path: Path) -> None:
+    """Only the network's optimizer overflows here. The global step counts its steps; in v1 every step of training."""
+    api, adam = (tf1.estimator, _adam_of_v1) if is_v1 else (tf.estimator, _adam)
 
+    def estimator_of(wide: _Make, deep: _Make, directory: Path) -> Any:
+        settings = {"linear_optimizer": wide, "dnn_optimizer": deep, "dnn_hidden_units": [2]}
+        columns = {"linear_feature_columns": _columns(), "dnn_feature_columns": _columns()}
+        return api.DNNLinearCombinedClassifier(**columns, **settings, config=_config(directory))
 
-def test_two_optimizers_of_a_canned_estimator_have_their_own_scales(tmp_path: Path) -> None:
-    """The global step counts the steps of the network's optimizer, which alone overflows here."""
-    estimator = _combined(lambda: _wrap(_adam(), 1024), lambda: _wrap(_adam()), tmp_path / "wrapped")
+    estimator = estimator_of(lambda: _wrap(adam(), 1024), lambda: _wrap(adam()), tmp_path / "wrapped")
     estimator.train(_inputs(_STEPS))
     first = _values(estimator)
     estimator.train(_inputs(2))
     values = _values(estimator)
-    applied = _STEPS - int(np.log2(_TOO_HIGH / first["loss_scale"]))
-    assert 0 < applied < _STEPS
-    assert [first[each] for each in ("global_step", "good_steps", "good_steps_1")] == [applied, applied, _STEPS]
-    assert [values[each] for each in ("global_step", "good_steps_1")] == [applied + 2, _STEPS + 2]
+    applied = _applied(first)
+    counted = _STEPS if is_v1 else applied
+    assert [first[each] for each in ("global_step", "good_steps", "good_steps_1")] == [counted, applied, _STEPS]
+    assert [values[each] for each in ("good_steps", "good_steps_1")] == [applied + 2, _STEPS + 2]
     assert (values["loss_scale"], values["loss_scale_1"]) == (first["loss_scale"], 1024)
-
-    bare = _combined(_adam, _adam, tmp_path / "bare")
+    bare = estimator_of(adam, adam, tmp_path / "bare")
     bare.train(_inputs(1))
     assert values.keys() == set(bare.get_variable_names()) | _SCALE | {f"{name}_1" for name in _SCALE}
 
@@ -195,47 +216,9 @@ def test_model_to_estimator_keeps_the_wrapper(is_legacy: bool, tmp_path: Path) -
         wrapped.train(_inputs(steps))
         values = _values(wrapped)
         states.append([values[keys[name]] for name in ("global_step", "good_steps", "loss_scale")])
-    skipped = int(np.log2(_TOO_HIGH / states[0][-1]))
-    applied = _STEPS - skipped
-    assert 0 < applied < _STEPS
+    applied = _applied({"loss_scale": states[0][-1]})
     assert states == [[applied, applied, states[0][-1]], [applied + 2, applied + 2, states[0][-1]]]
 
     bare = estimator(adam(), tmp_path / "bare")
     bare.train(_inputs(applied + 2))
     _assert_equal(values, _values(bare), {keys[name] for name in _SCALE})
-
-
-def test_canned_estimator_of_v1_counts_applied_steps_and_goes_on(tmp_path: Path) -> None:
-    estimator = tf1.estimator.DNNClassifier(
-        [2], _columns(), optimizer=lambda: _wrap(tf1.train.AdamOptimizer(0.125)), config=_config(tmp_path)
-    )
-    estimator.train(_inputs(_STEPS))
-    first = _values(estimator)
-    estimator.train(_inputs(2))
-    values = _values(estimator)
-    applied = _STEPS - int(np.log2(_TOO_HIGH / first["loss_scale"]))
-    assert 0 < applied < _STEPS
-    assert (first["global_step"], first["good_steps"]) == (applied, applied)
-    assert [values[name] for name in ("global_step", "good_steps")] == [applied + 2, applied + 2]
-    assert values["loss_scale"] == first["loss_scale"]
-
-
-def test_two_optimizers_of_a_canned_estimator_of_v1_have_their_own_scales(tmp_path: Path) -> None:
-    """This estimator counts every step in the global step itself, whatever its optimizers do."""
-    estimator = tf1.estimator.DNNLinearCombinedClassifier(
-        linear_feature_columns=_columns(),
-        linear_optimizer=lambda: _wrap(tf1.train.FtrlOptimizer(0.125), 256),
-        dnn_feature_columns=_columns(),
-        dnn_optimizer=lambda: _wrap(tf1.train.AdamOptimizer(0.125)),
-        dnn_hidden_units=[2],
-        config=_config(tmp_path),
-    )
-    estimator.train(_inputs(_STEPS))
-    first = _values(estimator)
-    estimator.train(_inputs(2))
-    values = _values(estimator)
-    applied = _STEPS - int(np.log2(_TOO_HIGH / first["loss_scale"]))
-    assert 0 < applied < _STEPS
-    assert [first[name] for name in ("global_step", "good_steps", "good_steps_1")] == [_STEPS, applied, _STEPS]
-    assert [values[name] for name in ("good_steps", "good_steps_1")] == [applied + 2, _STEPS + 2]
-    assert (values["loss_scale"], values["loss_scale_1"]) == (first["loss_scale"], 256)

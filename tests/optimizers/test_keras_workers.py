@@ -7,17 +7,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-import norm_training
 import numpy as np
 import pytest
 import replica_processes
 import replica_training
 import tensorflow as tf
 from kerases import for_every_keras, installed
-from norm_training import Host, assert_right, for_hosts, hosts
+from kit import checks
+from kit.hosts import from_json
+from kit.installed import replicated_hosts
 from replica_training import ReplicaTraining, State, inputs
+from scenarios import REPLICATED, STRUCTURE
 
-#: Of 200 steps in one process in `test_keras_distributed.py`: a step of two workers takes longer.
+#: Of 200 steps in one process in `test_keras_replicas.py`: a step of two workers takes longer.
 _STEPS = 60
 
 
@@ -38,7 +40,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> _Died:
     names = ",".join(sorted((keras.__name__ for keras in installed().values()), reverse=True))
     directory = tmp_path_factory.mktemp("workers")
     program = replica_training.command(
-        names, "workers", "ours", "random", "norms", "fit", "compiled", "legacy", "loop", f"--last={_STEPS}"
+        names, "workers", "ours", "random", "scenarios", "fit", "compiled", "legacy", "loop", f"--last={_STEPS}"
     )
     options = [f"--save={directory}", "--die=10"]
     finished = replica_processes.run(
@@ -60,7 +62,6 @@ def on_one_device() -> Callable[..., list[State]]:
 
 
 @for_every_keras()
-@pytest.mark.home(None)
 def test_two_workers_hold_equal_states_through_60_random_overflows(
     keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
@@ -72,7 +73,6 @@ def test_two_workers_hold_equal_states_through_60_random_overflows(
 
 
 @for_every_keras("keras2", "tf_keras")
-@pytest.mark.home(None)
 def test_two_workers_with_a_legacy_optimizer_decide_alike(
     keras: ModuleType, died: _Died, on_one_device: Callable[..., list[State]]
 ) -> None:
@@ -92,14 +92,15 @@ def test_workers_compile_their_updates(
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@for_hosts(hosts())
-@pytest.mark.home(None)
-def test_two_workers_know_the_same_norm_and_skip_the_same_spikes(host: Host, died: _Died) -> None:
-    first, second = (
-        [norm_training.State(*state) for state in states] for states in died.finished.states(f"norms/{host}")
-    )
-    assert first == second
-    assert_right(first)
+@pytest.mark.promise(8, 10, 11, 14)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@pytest.mark.parametrize(("name", "scenario_name"), replica_training.on_workers())
+def test_workers_do_together_what_the_oracle_says(name: str, scenario_name: str, died: _Died) -> None:
+    scenario = REPLICATED[scenario_name]
+    for states in died.finished.states(re.escape(f"scenarios/{name}/{scenario_name}")):
+        plain = replicated_hosts()[name].make_plain(STRUCTURE, None)
+        found = checks.violations(scenario.course(), list(map(from_json, states)), plain, rtol=scenario.rtol or 1e-6)
+        assert found == []
 
 
 @for_every_keras("keras3", "keras2")

@@ -17,24 +17,6 @@ def _opt() -> tfmp.LossScaleOptimizer:
     return tfmp.LossScaleOptimizer(tf.compat.v1.train.MomentumOptimizer(0.5, 0.5), manager)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_callable_loss_is_minimized(compiled: bool) -> None:
-    weight = tf.Variable(1.0)
-    global_step = tf.Variable(0, dtype=tf.int64)
-    opt = _opt()
-
-    def step(factor: tf.Tensor) -> None:
-        opt.minimize(lambda: weight * factor, global_step, var_list=[weight])
-
-    run = tf.function(step) if compiled else step
-    for factor in (1.0, math.inf, math.nan, 1.0):
-        run(tf.constant(factor))
-    assert float(weight) == 1 - 0.5 - 0.75
-    assert int(global_step) == 2
-    assert float(opt.loss_scale) == 256
-    assert (int(opt.applied_steps), int(opt.skipped_steps), bool(opt.last_step_finite)) == (2, 2, True)
-
-
 @pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
 def test_run_moves_between_an_optimizer_and_its_wrapper(wrapped: bool, tmp_path: Path) -> None:
     def make(wrapped: bool) -> tuple[Any, tf.train.Checkpoint]:
@@ -107,25 +89,6 @@ def test_reference_variable_is_refused_with_control_flow_v2() -> None:
             opt.minimize(w * 1.0)
 
 
-def test_checkpoint_of_inner_optimizer_and_manager_resumes(tmp_path: Path) -> None:
-    def make() -> tuple[tf.Variable, tfmp.LossScaleOptimizer, tf.train.Checkpoint]:
-        weight = tf.Variable(1.0)
-        opt = _opt()
-        parts = {"weight": weight, "optimizer": opt._opt, "manager": opt._loss_scale_manager}
-        return weight, opt, tf.train.Checkpoint(**parts)
-
-    weight, opt, checkpoint = make()
-    for factor in (1.0, math.inf):
-        opt.minimize(lambda factor=factor: weight * factor, var_list=[weight])
-    path = checkpoint.save(tmp_path / "checkpoint")
-
-    restored_weight, restored, restored_checkpoint = make()
-    restored_checkpoint.restore(path)
-    restored.minimize(lambda: restored_weight * 1.0, var_list=[restored_weight])
-    assert float(restored.loss_scale) == 512
-    assert float(restored_weight) == 1 - 0.5 - 0.75
-
-
 def test_checkpoint_of_the_wrapper_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"tf\.train\.Checkpoint\(optimizer=opt, manager=manager\)"):
         tf.train.Checkpoint(opt=_opt()).save(tmp_path / "checkpoint")
@@ -140,27 +103,3 @@ def test_reference_global_step_is_refused_before_anything_is_made() -> None:
         with pytest.raises(ValueError, match="step:0 is a reference variable"):
             opt.minimize(w * 1.0, global_step)
         assert len(tf.compat.v1.global_variables()) == before
-
-
-@pytest.mark.parametrize("bad_replica", [0, 1])
-def test_overflow_on_one_replica_skips_all(two_replicas: tf.distribute.MirroredStrategy, bad_replica: int) -> None:
-    with two_replicas.scope():
-        weight = tf.Variable(1.0)
-        opt = _opt()
-
-    @tf.function
-    def step(overflow: tf.Tensor) -> None:
-        def on_replica() -> None:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            factor = tf.where(overflow & tf.equal(replica, bad_replica), math.inf, 1.0)
-            opt.minimize(lambda: weight * factor, var_list=[weight])
-
-        two_replicas.run(on_replica)
-
-    step(tf.constant(True))
-    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [1, 1]
-    assert float(opt.loss_scale) == 512
-    step(tf.constant(False))
-    values = {float(value) for value in two_replicas.experimental_local_results(weight)}
-    assert len(values) == 1
-    assert values != {1.0}

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="its
 
 _CPU = Machine([], {"GPU": "no GPU is visible to TensorFlow"})
 _HELLO = Part("hello", "a greeting", ["-c", "print('hello')"])
-_FAULT = Part("fault", "an error", ["-c", "raise SystemExit(3)"])
+_FAULT = Part("fault", "an error", ["-c", "print(*range(1000), sep='\\n'); raise SystemExit(3)"])
 _KILLED = Part("killed", "a crash", ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
 _ON_TWO = Part("on_two", "two GPUs", ["-c", "print('on two')"], gpus=2)
 
@@ -35,8 +35,7 @@ def test_parts_run_on_a_cpu_and_their_outputs_are_in_the_report(
 ) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
-    chosen = ["versions", "digits", "digits_on_two"]
-    assert command.main([str(tmp_path), "--tiny", "--parts", *chosen]) == 0
+    assert command.main([str(tmp_path), "--tiny", "--parts", "versions", "digits", "digits_on_two"]) == 0
     printed = capsys.readouterr().out
     assert "[2/3] digits: TF_ENABLE_ONEDNN_OPTS=0 python -m estimator_examples.digits_keras" in printed
     assert f"{tmp_path / 'report.md'} is written. No part failed." in printed
@@ -56,18 +55,23 @@ def test_parts_run_on_a_cpu_and_their_outputs_are_in_the_report(
 def test_a_part_that_fails_does_not_keep_the_others_from_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = [_FAULT, _KILLED, _ON_TWO, _HELLO]
+    writes = Part("part", "nothing", ["-c", "pass"], writes=("--json", "part.json"))
+    (tmp_path / "part.json").write_text("what an earlier run has written")
+    chosen = [_FAULT, _KILLED, _ON_TWO, writes, _HELLO]
     assert command.report(chosen, _CPU, tmp_path, limit=60) == 128 + signal.SIGSEGV
     assert _rows(tmp_path) == {
         "fault": ("failed", "3"),
         "killed": ("failed", "139"),
         "on_two": ("skipped: it needs 2 GPUs, and TensorFlow sees 0", ""),
+        "part": ("passed", "0"),
         "hello": ("passed", "0"),
     }
     page = (tmp_path / "report.md").read_text()
     assert "## on_two\n\nTwo GPUs: skipped: it needs" in page
     assert "~~~~\nhello\n~~~~" in page
+    assert "~~~~\n[850 lines before these are in fault.log]\n850\n" in page
     assert "These parts failed: fault, killed." in capsys.readouterr().out
+    assert not (tmp_path / "part.json").exists()
 
 
 def test_what_needs_gpus_runs_where_there_are_as_many(tmp_path: Path) -> None:
@@ -138,26 +142,10 @@ def test_the_machine_has_what_the_driver_says_and_no_secrets(
     monkeypatch.setenv("TF_VAR_password", "a secret of Terraform")
     monkeypatch.setenv("NVIDIA_API_KEY", "another secret")
     found = machine.look()
-    assert found.gpus == []
-    assert found.rows["TensorFlow"] == "raises OSError: libcudart.so.12 is missing"
+    assert (found.gpus, found.rows["TensorFlow"]) == ([], "raises OSError: libcudart.so.12 is missing")
     assert found.rows["driver"].startswith(said)
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in found.rows["environment"]
     assert "secret" not in str(found)
-
-
-def test_what_an_earlier_run_has_written_is_removed(tmp_path: Path) -> None:
-    part = Part("part", "nothing", ["-c", "pass"], writes=("--json", "part.json"))
-    (tmp_path / "part.json").write_text("{}")
-    command.report([part], _CPU, tmp_path, limit=60)
-    assert not (tmp_path / "part.json").exists()
-
-
-def test_the_page_has_the_end_of_a_long_output(tmp_path: Path) -> None:
-    part = Part("long", "lines", ["-c", "print(*range(1000), sep='\\n')"])
-    command.report([part], _CPU, tmp_path, limit=60)
-    page = (tmp_path / "report.md").read_text()
-    assert "~~~~\n[850 lines before these are in long.log]\n850\n" in page
-    assert page.endswith("\n999\n~~~~\n")
 
 
 def test_lines_are_those_that_a_terminal_shows(tmp_path: Path) -> None:
@@ -174,16 +162,13 @@ def test_lines_are_those_that_a_terminal_shows(tmp_path: Path) -> None:
     assert (red, bar, error[:5]) == ("red", "100%", "E0000")
 
 
-def test_parts_train_on_the_gpu_if_there_is_one() -> None:
-    for gpus, device in ((0, "cpu"), (1, "gpu")):
-        commands = {part.name: part.command for part in parts(gpus, tiny=False)}
-        assert f"--device {device}" in commands["digits"]
-    assert [part.name for part in parts(0, tiny=False)] == [part.name for part in parts(2, tiny=True)]
-
-
 @pytest.mark.parametrize("tiny", [False, True])
 def test_the_options_of_each_part_exist(tiny: bool, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
+    assert [part.name for part in parts(0, tiny=tiny)] == [part.name for part in parts(2, tiny=tiny)]
+    for gpus, device in ((0, "cpu"), (1, "gpu")):
+        commands = {part.name: part.command for part in parts(gpus, tiny=tiny)}
+        assert f"--device {device}" in commands["digits"]
     checked = []
     for part in parts(1, tiny=tiny):
         _, module, *options = part.arguments_in(Path("folder"))
@@ -201,8 +186,8 @@ def test_the_options_of_each_part_exist(tiny: bool, capsys: pytest.CaptureFixtur
 def test_a_part_has_what_the_user_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["TF_FORCE_GPU_ALLOW_GROWTH", "TF_ENABLE_ONEDNN_OPTS", "TF_CPP_MIN_LOG_LEVEL"]
     code = f"import os; print([os.environ[name] for name in {names}])"
-    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
-    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    for name in names[:2]:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "7")
     part = Part("part", "settings", ["-c", code], environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
     assert running.run(part, tmp_path, limit=60).status == 0

@@ -31,9 +31,3 @@ def test_page_has_the_table_that_the_command_prints(capsys: pytest.CaptureFixtur
         pytest.skip("the page is made with the newest Keras")
     assert level_table.main(["keras", "tf_keras"]) == 0
     assert capsys.readouterr().out in _PAGE.read_text()
-
-
-def test_unknown_package_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        level_table.main(["kears"])
-    assert "invalid choice: 'kears'" in capsys.readouterr().err

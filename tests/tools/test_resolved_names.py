@@ -8,37 +8,7 @@ import pytest
 from tools import resolved_names
 from tools.resolved_names import names_in, resolves
 
-
-def _unresolved(source: str) -> list[str]:
-    return [str(name) for name in names_in(source) if not resolves(name)]
-
-
-def test_names_follow_the_module_they_start_at() -> None:
-    assert _unresolved("import tensorflow as tf\ntf.Session()\ntf.train.Checkpoint()") == ["tensorflow.Session"]
-    assert _unresolved("import tensorflow.compat.v1 as tf\ntf.Session()\ntf.contrib.layers.layer_norm(x)") == [
-        "tensorflow.compat.v1.contrib.layers.layer_norm"
-    ]
-
-
-def test_imports_are_looked_up_too() -> None:
-    source = "from tensorflow.python.ops import array_ops\nfrom tensorflow.contrib import slim"
-    assert _unresolved(f"{source}\nimport tensorflow.contrib.tpu") == [
-        "tensorflow.contrib.slim",
-        "tensorflow.contrib.tpu",
-    ]
-    assert _unresolved("from tensorflow.core.protobuf import rewriter_config_pb2, nothing_pb2") == [
-        "tensorflow.core.protobuf.nothing_pb2"
-    ]
-
-
-def test_star_imports_need_their_module() -> None:
-    assert _unresolved("from tensorflow.contrib.layers import *\nfrom tensorflow.compat.v1 import *") == [
-        "tensorflow.contrib.layers"
-    ]
-
-
-def test_the_body_of_a_try_is_left_out_but_not_its_handlers() -> None:
-    source = """
+_TRY = """
 import tensorflow as tf
 try:
     from tensorflow.contrib import slim
@@ -49,22 +19,44 @@ try:
 except ValueError:
     pass
 """
-    assert _unresolved(source) == ["tensorflow.contrib.layers.layer_norm", "tensorflow.Session"]
 
 
-def test_attributes_of_objects_are_not_followed() -> None:
-    assert _unresolved("import tensorflow.compat.v1 as tf\ntf.flags.FLAGS.learning_rate\ntf.float32.name") == []
-
-
-def test_names_of_tfmp_are_looked_up() -> None:
-    assert _unresolved("import tfmp\ntfmp.LossScaleOptimizer\ntfmp.LossScaler2") == ["tfmp.LossScaler2"]
-
-
-def test_other_names_are_not_looked_up() -> None:
-    assert names_in("import numpy as np\nnp.nothing\ntf.nothing\nfrom . import tensorflow") == []
+@pytest.mark.parametrize(
+    ("source", "unresolved"),
+    [
+        ("import tensorflow as tf\ntf.Session()\ntf.train.Checkpoint()", ["tensorflow.Session"]),
+        (
+            "import tensorflow.compat.v1 as tf\ntf.Session()\ntf.contrib.layers.layer_norm(x)",
+            ["tensorflow.compat.v1.contrib.layers.layer_norm"],
+        ),
+        (
+            "from tensorflow.python.ops import array_ops\nfrom tensorflow.contrib import slim\n"
+            "import tensorflow.contrib.tpu",
+            ["tensorflow.contrib.slim", "tensorflow.contrib.tpu"],
+        ),
+        (
+            "from tensorflow.core.protobuf import rewriter_config_pb2, nothing_pb2",
+            ["tensorflow.core.protobuf.nothing_pb2"],
+        ),
+        (
+            "from tensorflow.contrib.layers import *\nfrom tensorflow.compat.v1 import *",
+            ["tensorflow.contrib.layers"],
+        ),
+        # The body of a try is left out, but not its handlers.
+        (_TRY, ["tensorflow.contrib.layers.layer_norm", "tensorflow.Session"]),
+        # Attributes of objects are not followed.
+        ("import tensorflow.compat.v1 as tf\ntf.flags.FLAGS.learning_rate\ntf.float32.name", []),
+        ("import tfmp\ntfmp.LossScaleOptimizer\ntfmp.LossScaler2", ["tfmp.LossScaler2"]),
+        ("import numpy as np\nnp.nothing\ntf.nothing\nfrom . import tensorflow", []),
+    ],
+)
+def test_names_of_tensorflow_and_tfmp_are_looked_up(source: str, unresolved: list[str]) -> None:
+    assert [str(name) for name in names_in(source) if not resolves(name)] == unresolved
 
 
 def test_files_are_counted_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert resolved_names.main([str(tmp_path)]) == 2
+    assert "no Python file" in capsys.readouterr().err
     (tmp_path / "old.py").write_text("import tensorflow as tf\nraise SystemExit(tf.Session())")
     (tmp_path / "new.py").write_text("import tensorflow.compat.v1 as tf\nraise SystemExit(tf.Session())")
     (tmp_path / "python2.py").write_text('print "no"')
@@ -79,8 +71,3 @@ def test_files_are_counted_and_not_run(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "| tensorflow.Session | 1 " in printed
     assert "does not parse: " in printed
-
-
-def test_a_directory_without_python_files_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert resolved_names.main([str(tmp_path)]) == 2
-    assert "no Python file" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def train(model):
 """
 
 
-def test_blocks_keep_the_lines_of_their_page(tmp_path: Path) -> None:
+def test_blocks_keep_the_lines_of_their_page_and_declare_their_free_names(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(_PAGE)
     of_doctest, of_torch = blocks_of(page)
@@ -34,15 +34,9 @@ def test_blocks_keep_the_lines_of_their_page(tmp_path: Path) -> None:
     for block, code in ((of_doctest, "wrapped = wrap(optimizer)"), (of_torch, "    return model(batch)")):
         assert code in lines[block.line - 1 + block.source.splitlines().index(code)]
     assert "something printed" not in of_doctest.source
-
-
-def test_free_names_of_a_block_are_declared(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(_PAGE)
-    of_doctest, of_torch = map(module_of, blocks_of(page))
-    assert of_doctest.splitlines()[1] == "from typing import Any; optimizer: Any; wrap: Any"
+    assert module_of(of_doctest).splitlines()[1] == "from typing import Any; optimizer: Any; wrap: Any"
     # Neither the parameter `model` nor the function `train` is declared.
-    assert of_torch.splitlines()[:2] == [
+    assert module_of(of_torch).splitlines()[:2] == [
         "# mypy: allow-untyped-defs, allow-untyped-calls",
         "from typing import Any; batch: Any",
     ]

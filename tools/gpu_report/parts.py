@@ -52,7 +52,7 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
         gpus: The number of GPUs that TensorFlow sees.
         tiny: Whether each part is as short as possible, for trying the command out.
     """
-    tests = ["tests/optimizers/test_on_devices.py"] if tiny else ["--essential", "tests"]
+    tests = ["tests/optimizers/test_on_devices.py"] if tiny else ["--lane", "gpu"]
     digits = ["-m", "estimator_examples.digits_keras", "--compare", "--inject-overflow"]
     digits += ["--epochs", "1"] if tiny else []
     ranges = ["-m", "estimator_examples.digits_ranges", *(["--seeds", "1", "--steps", "25"] if tiny else [])]
@@ -69,8 +69,8 @@ def parts(gpus: int, *, tiny: bool) -> list[Part]:
         ),
         Part(
             "tests",
-            "the essential tests",
-            ["-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *tests],
+            "the tests that run with every version of TensorFlow, and those of devices",
+            ["-m", "pytest", "-n", "2", *tests],
         ),
         Part(
             "digits",

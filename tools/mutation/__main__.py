@@ -1,6 +1,6 @@
 """Mutation testing of a package or a module, by the tests that are named, or those in the folder of its name.
 
-    python -m tools.mutation tfmp/core/managers [tests/core/managers tests/optimizers/test_managers_in_steps.py ...]
+    python -m tools.mutation tfmp/core/managers [tests/core/managers tests/contract ...]
 
 It prints each mutant that no test noticed, and how many were noticed. A mutant whose line no test runs is marked so.
 """

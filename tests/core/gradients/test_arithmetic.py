@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradient_forms import FORMS, TYPES, gradient
+from gradient_forms import MODES, gradient, in_every_form, in_every_mode, of_every_type
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ def _numbers(grad: Gradient) -> list[float]:
     return (grad.values if isinstance(grad, tf.IndexedSlices) else grad).numpy().tolist()
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@of_every_type
 def test_scaled_loss_is_at_least_float32(dtype: tf.DType) -> None:
     scaled = arithmetic.scale(tf.constant(3.0, dtype), tf.constant(2.0**20))
     assert scaled.dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
@@ -27,20 +27,14 @@ def test_integer_loss_is_refused() -> None:
         arithmetic.scale(tf.constant(3), tf.constant(8.0))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", TYPES)
+@in_every_form
+@of_every_type
 def test_unscaled_gradient_has_true_magnitude_and_keeps_its_form(dtype: tf.DType, form: str) -> None:
     grad = gradient([8.0, -16.0], dtype, form)
     (unscaled,) = arithmetic.unscale([grad], tf.constant(2.0**25))
     assert type(unscaled) is type(grad)
     assert unscaled.dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
     assert _numbers(unscaled) == [2.0**-22, -(2.0**-21)]
-
-
-def test_none_stays_none_in_all_functions() -> None:
-    assert arithmetic.unscale([None], tf.constant(8.0)) == [None]
-    assert arithmetic.cast(None, tf.float16) is None
-    assert arithmetic.densify(None) is None
 
 
 @given(
@@ -66,24 +60,17 @@ def test_rows_are_padded_to_a_power_of_two(count: int, padded_count: int) -> Non
     assert padded.indices.dtype == tf.int64
     assert padded.indices.numpy().tolist() == [*indices.numpy().tolist(), *[3 if count else 0] * added]
     assert padded.dense_shape is slices.dense_shape
-
-
-def test_only_rows_of_indexed_slices_are_padded() -> None:
+    # Other forms have no rows.
     for grad in (None, tf.ones([3])):
         assert arithmetic.pad_rows(grad) is grad
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@in_every_mode
 @pytest.mark.parametrize("exponent", [0, -64, -65, -127, -149])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_any_gradient_is_shrunk_exactly_by_a_power_of_two(dtype: tf.DType, exponent: int, mode: str) -> None:
-    modes = {
-        "eager": arithmetic.shrink,
-        "function": tf.function(arithmetic.shrink),
-        "xla": tf.function(arithmetic.shrink, jit_compile=True),
-    }
     grad = tf.constant([2.0**127, -(2.0**100), 1.1 * 2.0**127, 1.7 * 2.0**101], dtype)
-    shrunk = modes[mode](grad, tf.constant(2.0**exponent, tf.float64))
+    shrunk = MODES[mode](arithmetic.shrink)(grad, tf.constant(2.0**exponent, tf.float64))
     assert shrunk.dtype == dtype
     assert shrunk.numpy().tolist() == [value * 2.0**exponent for value in grad.numpy().tolist()]
 
@@ -100,13 +87,13 @@ def test_gradient_that_is_not_shrunk_is_not_copied_in_eager_code() -> None:
     assert tf.function(arithmetic.shrink)(grad, one) is not grad
 
 
-def test_cast_to_a_narrower_type_can_overflow() -> None:
+def test_cast_to_a_narrower_type_can_overflow_and_densify_sums_rows_with_the_same_index() -> None:
     assert not bool(finiteness.all_finite([arithmetic.cast(tf.constant([1e6]), tf.float16)]))
-
-
-def test_densify_sums_rows_with_the_same_index() -> None:
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 2]), tf.constant([3, 1]))
     assert arithmetic.densify(slices).numpy().tolist() == [[0.0], [0.0], [3.0]]
+    # None stays None in all functions.
+    assert arithmetic.unscale([None], tf.constant(8.0)) == [None]
+    assert (arithmetic.cast(None, tf.float16), arithmetic.densify(None)) == (None, None)
 
 
 def _slices() -> tf.IndexedSlices:

@@ -35,6 +35,7 @@ def test_what_was_made_before_the_first_result_precedes_all() -> None:
     unscaled.add([first], results)
     between = tf.constant(24.0)
     unscaled.add([second], [second / 8])
+    assert unscaled.count == 2
     known = [first, second, *results, between, tf.minimum(results[0], 0.5), None, 8.0, tf.Variable(1.0)]
     assert [unscaled.precede(grad) for grad in known] == [True, True] + [False] * 6
 
@@ -94,14 +95,6 @@ def test_no_tensor_is_kept_alive() -> None:
     given.clear()
     gc.collect()
     assert len(unscaled._given) == 0
-
-
-def test_gradients_of_several_calls_are_counted_together() -> None:
-    unscaled = UnscaledGradients()
-    for _ in range(2):
-        scaled = tf.constant(8.0)
-        unscaled.add([scaled], [scaled / 8])
-    assert unscaled.count == 2
 
 
 def test_zeros_are_known_by_their_values_or_in_a_graph_by_their_op() -> None:

@@ -1,15 +1,17 @@
-"""What every manager has of the base class, also one that was written for tf.contrib."""
+"""What the base classes give a manager, whatever its rule; also the fixed one, which has no rule."""
 
-import math
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfmp
 from tfmp.core.managers import validated_manager
+
+tf1 = tf.compat.v1
 
 
 class _AlwaysEight(tfmp.LossScaleManager):
@@ -26,30 +28,11 @@ class _AlwaysEight(tfmp.LossScaleManager):
         self.updates += 1
         return tf.no_op()
 
-
-def test_manager_that_calls_no_constructor_counts_its_steps() -> None:
-    manager = _AlwaysEight()
-    for applied in (True, False, False):
-        manager.note_step(tf.constant(applied))
-    status = {name: value.numpy().item() for name, value in manager.get_status()._asdict().items()}
-    assert status == {
-        "loss_scale": 8,
-        "last_step_applied": False,
-        "last_step_finite": False,
-        "attempted_steps": 3,
-        "applied_steps": 1,
-        "skipped_steps": 2,
-        "consecutive_skipped_steps": 2,
-    }
-
-
-def test_step_that_was_applied_without_a_micro_batch_is_not_finite_until_the_next() -> None:
-    manager, found = _AlwaysEight(), []
-    for finite in (False, True):
-        manager.note_step(tf.constant(True), tf.constant(finite))
-        status = manager.get_status()
-        found.append((bool(status.last_step_applied), bool(status.last_step_finite)))
-    assert found == [(True, False), (True, True)]
+    @tf.function(input_signature=[tf.TensorSpec([], tf.bool)] * 2)
+    def step(self, applied: tf.Tensor, finite: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Count a step: the function with which the manager is exported."""
+        self.note_step(applied, finite)
+        return self.get_status()._asdict()
 
 
 def test_manager_that_knows_no_bounds_promises_none() -> None:
@@ -69,74 +52,22 @@ def test_manager_without_a_state_saves_and_takes_nothing() -> None:
         manager.load_state_dict({"loss_scale": 8.0})
 
 
-@pytest.mark.parametrize(
-    ("state", "error", "message"),
-    [
-        (8.0, TypeError, "state_dict must be a mapping from names to numbers"),
-        ({"loss_scale": 4.0}, ValueError, "keeps loss_scale, good_steps, bad_steps, got loss_scale: pass"),
-        ({"loss_scale": "large", "good_steps": 1, "bad_steps": 0}, (TypeError, ValueError), "loss_scale"),
-    ],
-)
-def test_state_that_is_not_a_managers_is_refused_whole(state: Any, error: Any, message: str) -> None:
-    manager = tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2)
-    with pytest.raises(error, match=message):
-        manager.load_state_dict(state)
-    assert manager.state_dict() == {"loss_scale": 8, "good_steps": 0, "bad_steps": 0}
-
-
-#: A state that each kind of manager takes, with the least values.
-_EXPONENTIAL = {"loss_scale": 2.0, "good_steps": 0, "bad_steps": -1, "steps_since_change": 0}
-_LOG_MAX = {
-    **{"loss_scale": 2.0**-126, "log_mean": -3.5, "log_variance": 0.0},
-    **{"observations": 0, "margin": 0, "good_steps": 0},
-}
-
-
-def _managers() -> dict[str, tfmp.LossScaleManager]:
-    bounds = {"min_loss_scale": 2, "max_loss_scale": 16}
-    return {
-        "exponential": tfmp.ExponentialUpdateLossScaleManager(8, 2, hysteresis=2, tolerance=0.5, **bounds),
-        "log max": tfmp.LogMaxLossScaleManager(init_loss_scale=8, **bounds),
+def test_exported_manager_counts_steps_and_dropped_micro_batches(tmp_path: Path) -> None:
+    tf.saved_model.save(_AlwaysEight(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    loaded.step(tf.constant(False), tf.constant(False))
+    status = loaded.step(tf.constant(True), tf.constant(False))
+    assert {name: value.numpy().item() for name, value in status.items()} == {
+        **{"loss_scale": 8, "last_step_applied": True, "last_step_finite": False, "attempted_steps": 2},
+        **{"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 0},
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "state"),
-    [
-        ("exponential", _EXPONENTIAL),
-        ("exponential", {"loss_scale": 16.0, "good_steps": 1, "bad_steps": 1, "steps_since_change": 3}),
-        # A scale out of bounds is corrected by the next step.
-        ("log max", _LOG_MAX),
-    ],
-)
-def test_state_at_the_limits_is_taken(kind: str, state: dict[str, float]) -> None:
-    manager = _managers()[kind]
-    manager.load_state_dict(state)
-    assert manager.state_dict() == state
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong", "message"),
-    [
-        ("exponential", {"loss_scale": 1.5}, "loss_scale must be a float32 number of at least 2, got 1.5"),
-        ("exponential", {"loss_scale": 17.0}, "loss_scale must not be greater than max_loss_scale, got 17.0."),
-        ("exponential", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
-        ("exponential", {"bad_steps": -2}, "bad_steps must be a whole number from -1 to 2**31 - 1, got -2."),
-        ("exponential", {"steps_since_change": -1}, "steps_since_change must be a whole number from 0 to 2**31 - 1, "),
-        ("log max", {"loss_scale": 0.0}, "loss_scale must be a float32 number of at least 1.17549e-38, got 0.0"),
-        ("log max", {"log_mean": math.inf}, "log_mean must be finite, got inf."),
-        ("log max", {"log_variance": math.nan}, "log_variance must be finite, got nan."),
-        ("log max", {"observations": -1}, "observations must be a whole number from 0 to 2**31 - 1, got -1."),
-        ("log max", {"margin": 0.5}, "margin must be a whole number from 0 to 2**31 - 1, got 0.5."),
-        ("log max", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
-    ],
-)
-def test_state_that_the_rule_cannot_continue_from_is_refused(kind: str, wrong: dict[str, float], message: str) -> None:
-    manager = _managers()[kind]
-    before = manager.state_dict()
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        manager.load_state_dict((_EXPONENTIAL if kind == "exponential" else _LOG_MAX) | wrong)
-    assert manager.state_dict() == before
+def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
+    manager = _AlwaysEight()
+    assert validated_manager(manager) is manager
+    with pytest.raises(TypeError, match=r"manager must be a tfmp\.LossScaleManager, got 1024 of type int: .*Fixed"):
+        validated_manager(1024, "manager")
 
 
 @pytest.mark.graph
@@ -156,33 +87,62 @@ def test_manager_shows_its_state_while_a_function_is_traced_too() -> None:
     }
 
 
-class _Exported(_AlwaysEight):
-    """A manager that is exported with a function that counts a step."""
-
-    @tf.function(input_signature=[tf.TensorSpec([], tf.bool)] * 2)
-    def step(self, applied: tf.Tensor, finite: tf.Tensor) -> dict[str, tf.Tensor]:
-        self.note_step(applied, finite)
-        return self.get_status()._asdict()
-
-
-def test_exported_manager_counts_steps_and_dropped_micro_batches(tmp_path: Path) -> None:
-    tf.saved_model.save(_Exported(), str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    loaded.step(tf.constant(False), tf.constant(False))
-    status = loaded.step(tf.constant(True), tf.constant(False))
-    assert {name: value.numpy().item() for name, value in status.items()} == {
-        "loss_scale": 8,
-        "last_step_applied": True,
-        "last_step_finite": False,
-        "attempted_steps": 2,
-        "applied_steps": 1,
-        "skipped_steps": 1,
-        "consecutive_skipped_steps": 0,
-    }
+@pytest.mark.graph
+def test_fixed_manager_has_one_constant_in_a_graph_and_no_variable(session: tf1.Session) -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    assert manager.get_loss_scale() is manager.get_loss_scale()
+    assert session.run([manager.get_loss_scale(), manager.update_loss_scale(tf.constant(False))]) == [8, None]
+    assert tf1.global_variables() == []
+    assert manager.lowest_loss_scale == 8
 
 
-def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
-    manager = _AlwaysEight()
-    assert validated_manager(manager) is manager
-    with pytest.raises(TypeError, match=r"manager must be a tfmp\.LossScaleManager, got 1024 of type int: .*Fixed"):
-        validated_manager(1024, "manager")
+def _halving(init_loss_scale: float = 8) -> tfmp.ExponentialUpdateLossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(init_loss_scale, 100, 1, decr_ratio=0.5, min_loss_scale=2)
+
+
+@pytest.mark.graph
+def test_variables_are_made_after_the_settings_are_checked(session: tf1.Session) -> None:
+    del session
+    with pytest.raises(ValueError, match=r"^init_loss_scale must be a float32 number of at least 2, got 1: "):
+        _halving(1)
+    assert tf1.global_variables() == []
+    _halving()
+    # Those of resource variables end in /value, those of reference variables do not.
+    names = [variable.op.name.removesuffix("/value") for variable in tf1.global_variables()]
+    assert names == ["loss_scale", "good_steps", "bad_steps"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None:
+    manager = _halving()
+    status = manager.get_status()
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        before = manager.get_loss_scale()
+        manager.update_loss_scale(tf.constant(False))
+        manager.note_step(tf.constant(False))
+        return before, manager.state.read().loss_scale, manager.state.get("good_steps")
+
+    scales = [[float(each) for each in (tf.function(step) if compiled else step)()] for _ in range(2)]
+    assert scales == [[8, 4, 0], [4, 2, 0]]
+    assert (float(status.loss_scale), int(status.attempted_steps)) == (8, 0)
+
+
+def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
+    manager = _halving()
+    made: list[str] = []
+
+    def add_variable(name: str, value: np.generic) -> tf.Variable:
+        return tf.Variable(value, name=f"of_host_{name}")
+
+    def note(make: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+        made.append(settings["name"])
+        return make(**settings)
+
+    with tf.variable_creator_scope(note):
+        manager.store_in(add_variable)
+    # The counters of steps are not made a first time, only to be copied.
+    counters = ["applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
+    assert made == [f"of_host_{name}" for name in ("loss_scale", "good_steps", "bad_steps", *counters)]
+    assert list(manager.state_dict().values()) == [8, 0, 0]
+    assert int(manager.get_status().attempted_steps) == 0

@@ -1,12 +1,18 @@
+"""The detectors, and whose gradients overflowed, as a step counts it."""
+
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from recording_adapters import scaler_of, take_step
 
 import tfmp
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.step.scaler import LossScaler
 from tfmp.types import Gradients
 
 _SCALE = 1024.0
@@ -38,16 +44,10 @@ def _finite(detector: OverflowDetector, *values: float) -> bool:
     return bool(flag)
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_every_detector_sees_non_finite_values(detector: OverflowDetector, bad: float) -> None:
-    assert not _finite(detector, 0.0, bad)
-
-
-def test_every_detector_accepts_ordinary_values(detector: OverflowDetector) -> None:
+def test_every_detector_sees_non_finite_values_and_accepts_ordinary_ones(detector: OverflowDetector) -> None:
+    for bad in (math.inf, -math.inf, math.nan):
+        assert not _finite(detector, 0.0, bad)
     assert _finite(detector, 0.0, -60000.0 / _SCALE)
-
-
-def test_every_detector_accepts_a_list_without_gradients(detector: OverflowDetector) -> None:
     assert bool(detector.all_finite([None], tf.constant(_SCALE)))
 
 
@@ -100,17 +100,6 @@ def test_values_above_the_middle_of_the_two_largest_values_of_a_type_are_saturat
             assert detector.counts(grads, tf.constant(1.0)).numpy().tolist() == [[0, 0, int(saturated)]]
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float11"])
-def test_type_that_cannot_saturate_is_refused(dtype: str) -> None:
-    with pytest.raises(TypeError, match=f"dtype must be a floating-point type .*, got '{dtype}'"):
-        tfmp.SaturationDetector(dtype=dtype)
-
-
-def test_limit_and_type_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match=r"pass limit or dtype, not both, got limit=8.0 and dtype='float16'"):
-        tfmp.SaturationDetector(8.0, dtype="float16")
-
-
 def test_value_is_saturated_if_its_scaled_magnitude_reaches_the_limit() -> None:
     assert not _finite(tfmp.SaturationDetector(), -65504.0 / _SCALE)
     assert _finite(tfmp.NonFiniteDetector(), -65504.0 / _SCALE)
@@ -127,20 +116,109 @@ def test_limit_can_be_given_as_a_number() -> None:
     assert _finite(tfmp.SaturationDetector(limit=1e30), 65504.0)
 
 
-@pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan])
-def test_limit_out_of_range_is_refused(limit: float) -> None:
-    with pytest.raises(ValueError, match=f"limit must be .*, got {limit}"):
-        tfmp.SaturationDetector(limit)
-
-
 def test_no_detector_stands_for_the_one_that_looks_for_infinities_and_nan() -> None:
     own = _OfTheUsers()
     assert validated_detector(own) is own
     assert type(validated_detector(None)) is tfmp.NonFiniteDetector
 
 
-def test_object_that_is_no_detector_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"^overflow_detector must be a tfmp\.OverflowDetector, got 'inf' of type str: "
-    ):
-        validated_detector("inf")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *(
+            (lambda limit=limit: tfmp.SaturationDetector(limit), ValueError, f"limit must be .*, got {limit}")
+            for limit in (0.0, -1.0, math.inf, math.nan)
+        ),
+        *(
+            (lambda dtype=dtype: tfmp.SaturationDetector(dtype=dtype), TypeError, f"floating-point type .* '{dtype}'")
+            for dtype in ("int32", "float11")
+        ),
+        (
+            lambda: tfmp.SaturationDetector(8.0, dtype="float16"),
+            ValueError,
+            "pass limit or dtype, not both, got limit=8.0 and dtype='float16'",
+        ),
+        (
+            lambda: validated_detector("inf"),
+            TypeError,
+            r"^overflow_detector must be a tfmp\.OverflowDetector, got 'inf' of type str: ",
+        ),
+    ],
+)
+def test_what_is_no_detector_or_limit_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+_NAMES = ["kernel", "bias"]
+
+
+def _scaler(detector: tfmp.OverflowDetector) -> LossScaler:
+    return scaler_of(tfmp.FixedLossScaleManager(1024), detector)
+
+
+def _numbers(report: OverflowReport) -> tuple[list[str], list[list[int]], list[int]]:
+    return report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+
+
+def test_last_skipped_step_of_each_list_of_variables_is_kept_and_all_are_counted() -> None:
+    scaler = _scaler(tfmp.NonFiniteDetector())
+    for kernel, bias in [([math.nan, 1.0], math.inf), ([math.inf, math.nan], 0.0), ([1.0, 1.0], 1.0)]:
+        take_step(scaler, [tf.constant(kernel), tf.constant(bias)], _NAMES, lambda grads: None)
+    take_step(scaler, [tf.constant(math.nan)], ["discriminator"], lambda grads: None)
+    assert [_numbers(report) for report in scaler.overflow_reports()] == [
+        (_NAMES, [[1, 1, 0], [0, 0, 0]], [2, 1]),
+        (["discriminator"], [[0, 1, 0]], [1]),
+    ]
+
+
+@pytest.mark.parametrize("detector", [tfmp.NonFiniteDetector(), tfmp.SaturationDetector()])
+def test_scaled_gradients_are_counted_in_true_magnitude(detector: tfmp.OverflowDetector) -> None:
+    # 65504 is the scaled value: saturated for the one that asks, ordinary for the other, which sees the NaN.
+    scaler = _scaler(detector)
+    take_step(scaler, [tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, are_scaled=True)
+    saturated = int(isinstance(detector, tfmp.SaturationDetector))
+    assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 1, saturated], [0, 0, 0]], [1, 0])
+
+
+def test_good_steps_count_nothing() -> None:
+    seen = []
+
+    class Detector(tfmp.NonFiniteDetector):
+        def counts(self, *args: tf.Tensor) -> tf.Tensor:
+            seen.append(args)
+            return super().counts(*args)
+
+    scaler = _scaler(Detector())
+    for value, asked in [(1.0, 0), (math.inf, 1)]:
+        take_step(scaler, [tf.constant(value), None], _NAMES, lambda grads: None)
+        assert len(seen) == asked
+
+
+def test_variables_that_steps_need_are_made_in_any_trace_and_cost_none() -> None:
+    scaler, traces = _scaler(tfmp.NonFiniteDetector()), []
+
+    @tf.function
+    def step(grad: tf.Tensor, name: str) -> None:
+        traces.append(name)
+        take_step(scaler, [grad], [name], lambda grads: tf.no_op())
+
+    for name in _NAMES:
+        step(tf.constant(math.inf), name)
+    assert [_numbers(each) for each in scaler.overflow_reports()] == [([name], [[1, 0, 0]], [1]) for name in _NAMES]
+    assert traces == _NAMES
+
+
+@pytest.mark.graph
+def test_session_that_took_no_step_reports_zeros(session: tf.compat.v1.Session) -> None:
+    counts = OverflowCounts(_NAMES)
+    report = counts.report()
+    record = counts.record(tf.constant([[1, 2, 3], [0, 0, 0]], tf.int64))
+    assert session.run(report.last).tolist() == [[0, 0, 0], [0, 0, 0]]
+    session.run(record)
+    session.run(record)
+    assert session.run(report.steps).tolist() == [2, 0]
+    with tf.compat.v1.Session() as other:
+        assert other.run(report.steps).tolist() == [0, 0]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES, in_every_mode
 
 import tfmp
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
@@ -52,20 +53,16 @@ def test_overflow_is_found_in_every_scaling(scaling: Scaling, bad: float, counts
     assert check.counts(grads).numpy().tolist() == [_NOTHING, _NOTHING, counts]
 
 
-def test_scaled_gradients_are_not_usable_at_a_scale_below_1_that_a_checkpoint_restored() -> None:
-    largest = tf.float32.max
-    scaled = [tf.constant([largest])]
-    # Divided by 0.5, a gradient that is finite here overflows.
-    assert not bool(_check(Scaling.CHECK_SCALED, 0.5).all_finite(scaled))
-    assert bool(_check(Scaling.CHECK_SCALED, 1.0).all_finite(scaled))
-
-
-def test_unscaling_by_a_scale_below_1_finds_what_then_overflows() -> None:
+def test_scaled_gradients_are_not_usable_at_a_scale_below_1_unless_they_are_unscaled_first() -> None:
+    largest = [tf.constant([tf.float32.max])]
+    # A checkpoint may restore such a scale. Divided by 0.5, a gradient that is finite here overflows.
+    assert not bool(_check(Scaling.CHECK_SCALED, 0.5).all_finite(largest))
+    assert bool(_check(Scaling.CHECK_SCALED, 1.0).all_finite(largest))
     check = _check(Scaling.UNSCALE_FIRST, 0.5)
-    small, large = (check.checked_form([tf.constant([value])]) for value in (2.0, tf.float32.max))
+    small = check.checked_form([tf.constant([2.0])])
     assert bool(check.all_finite(small))
     assert float(check.max_abs(small)) == 4
-    assert not bool(check.all_finite(large))
+    assert not bool(check.all_finite(check.checked_form(largest)))
 
 
 @pytest.mark.parametrize("scaling", Scaling)
@@ -90,6 +87,8 @@ def test_next_value_of_a_variable_is_never_scaled_and_checked_for_finiteness_alo
 
 def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinite() -> None:
     grads = [tf.constant([1.0, 0.625 * tf.float32.max, tf.float32.max]), tf.constant([1.0])]
+    # An infinity is counted once.
+    assert _check(num_summed=2).counts([tf.constant([math.inf, 1.0])]).numpy().tolist() == [[1, 0, 0]]
     alone, summed = _check(), _check(num_summed=2)
     ignoring = GradientCheck(_OfOneReplica(), tf.constant(8.0), num_summed=2)
     assert [bool(check.all_finite(grads)) for check in (alone, summed, ignoring)] == [True, False, True]
@@ -103,11 +102,7 @@ def test_detector_alone_decides_where_gradients_are_not_summed(num_summed: int, 
     assert bool(check.all_finite([tf.constant([math.inf])])) is finite
 
 
-def test_infinity_is_counted_once_where_gradients_are_summed() -> None:
-    assert _check(num_summed=2).counts([tf.constant([math.inf, 1.0])]).numpy().tolist() == [[1, 0, 0]]
-
-
-@pytest.mark.parametrize("mode", ["eager", "function", "xla"])
+@in_every_mode
 @pytest.mark.parametrize("num_summed", [1, 2])
 def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed: int) -> None:
     check = _check(num_summed=num_summed)
@@ -117,22 +112,11 @@ def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed
     def count(grads: Gradients) -> tf.Tensor:
         return check.counts(grads, check.squares(grads))
 
-    counted = {"eager": count, "function": tf.function(count), "xla": tf.function(count, jit_compile=True)}[mode](grads)
+    counted = MODES[mode](count)(grads)
     in_sum = [3000, 10000] if num_summed == 2 else [0, 0]
     rows = [_NOTHING, [3000 + in_sum[0], 3000, 0], _NOTHING, [0, 1, 0], [in_sum[1], 0, 0]]
     assert counted.numpy().tolist() == rows
     assert check.counts(grads).numpy().tolist() == rows
-
-
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_saturated_values_are_counted_although_their_squares_are_finite(mode: str) -> None:
-    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(1.0))
-
-    def count(grad: tf.Tensor) -> tf.Tensor:
-        return check.counts([grad], check.squares([grad]))
-
-    counted = tf.function(count) if mode == "function" else count
-    assert counted(tf.fill([100, 100], 65504.0)).numpy().tolist() == [[0, 0, 10000]]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +135,13 @@ def test_graph_hands_on_only_squares_that_counts_can_use(
     assert found == [num_squares]
     # Eager code computes nothing ahead that only a skipped step needs.
     assert check.squares([tf.ones([100, 100])]) == []
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_saturated_values_are_counted_although_their_squares_are_finite(mode: str) -> None:
+    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(1.0))
+    counted = MODES[mode](lambda grad: check.counts([grad], check.squares([grad])))
+    assert counted(tf.fill([100, 100], 65504.0)).numpy().tolist() == [[0, 0, 10000]]
 
 
 def test_counts_of_a_skipped_step_use_the_squares_of_its_check() -> None:

@@ -1,20 +1,60 @@
-"""Who wants to know the norm of a step, and what is then kept of it."""
+"""Who wants to know the norm of a step, how it is measured, and what is then kept of it."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from function_steps import FunctionAdapter, take_step
-from recording_adapters import halving
+from recording_adapters import OfTwo, halving, scaler_of, take_step
 
 import tfmp
-from tfmp.core.step.choice import update_of_unscaled
+from tfmp.core.distribute import SingleProcess
 from tfmp.core.step.facts import WantedNorm
+from tfmp.core.step.measured import Measured
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.step_norms import StepNorms
 
 
+def _norm(grads: Sequence[Any], loss_scale: float | None = None, **settings: Any) -> float:
+    scale = None if loss_scale is None else tf.constant(loss_scale)
+    return float(Measured(grads, scale, **{"is_summed": True} | settings).norm(["kernel", "bias"], OfTwo()))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "arguments", "norm"),
+    [
+        # Divided by the loss scale.
+        (([24.0], [32.0]), tf.float32, {"loss_scale": 8.0}, 5),
+        (([3.0], [4.0]), tf.float32, {}, 5),
+        # Summed over the replicas, unless they are already; half precision in float32.
+        (([3.0, 4.0], None), tf.float32, {}, 5),
+        (([3.0, 4.0], None), tf.float32, {"is_summed": False}, 10),
+        (([40000.0], None), tf.float16, {"is_summed": False}, 80000),
+    ],
+)
+def test_norm_is_that_of_the_unscaled_sum_over_the_replicas(
+    values: Sequence[Any], dtype: tf.DType, arguments: dict[str, Any], norm: float
+) -> None:
+    assert _norm([None if each is None else tf.constant(each, dtype) for each in values], **arguments) == norm
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_rows_with_the_same_index_are_added_up(jit_compile: bool) -> None:
+    def norm() -> tf.Tensor:
+        rows = tf.IndexedSlices(tf.constant([[1.0], [4.0], [2.0]]), tf.constant([5, 0, 5]), tf.constant([6, 1]))
+        return Measured([rows], None, is_summed=True).norm(["embedding"], SingleProcess())
+
+    assert float(tf.function(norm, jit_compile=jit_compile)()) == 5
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_norm_of_gradients_that_overflowed_is_not_finite(value: float) -> None:
+    assert not np.isfinite(_norm([tf.constant([1.0, value]), tf.constant([1.0])], 8.0))
+
+
 def _scaler(detector: tfmp.SpikeDetector | None = None) -> LossScaler:
-    return LossScaler(halving(), tfmp.NonFiniteDetector(), is_distributed=False, spike_detector=detector)
+    return scaler_of(halving(), spike_detector=detector)
 
 
 def _take_step(scaler: LossScaler, value: float) -> None:
@@ -40,15 +80,8 @@ def test_norm_may_be_fetched_from_a_graph_but_not_from_a_function_in_it() -> Non
         assert found == [WantedNorm.NO]
 
 
-def test_update_measures_nothing_if_nobody_wants_it() -> None:
-    scaler, adapter = _scaler(), FunctionAdapter(["kernel"], lambda grads: tf.no_op())
-    update = update_of_unscaled(adapter, [tf.constant([1.0])], scaler.facts())
-    assert update.measured is None
-    assert scaler.norms.measure(update, tf.constant(True)) is None
-
-
 def test_norm_of_an_overflow_is_infinite_although_the_gradients_that_are_left_are_finite() -> None:
-    scaler = LossScaler(halving(), tfmp.SaturationDetector(limit=8.0), is_distributed=False)
+    scaler = scaler_of(halving(), tfmp.SaturationDetector(limit=8.0))
     scaler.norms.record()
     _take_step(scaler, 0.5)
     assert float(scaler.norms.read()) == 0.5

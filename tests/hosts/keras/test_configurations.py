@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, optimizer
+from kerases import for_every_keras, for_every_kind
 
 import tfmp
-
-pytestmark = pytest.mark.essential
 
 
 class _Eight(tfmp.LossScaleManager):
@@ -32,15 +30,6 @@ class _OfAnotherKind:
         raise AssertionError(f"this ran with {config}")
 
 
-def _wrapped(keras: ModuleType, kind: str) -> Any:
-    inner = optimizer(keras) if kind == "new" else keras.optimizers.legacy.SGD(0.5)
-    return tfmp.LossScaleOptimizer(inner)
-
-
-def _kinds(keras: ModuleType) -> list[str]:
-    return ["new", "legacy"] if keras.__version__.startswith("2.") else ["new"]
-
-
 @pytest.fixture
 def not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a module that could be imported, and that fails if somebody does."""
@@ -54,32 +43,34 @@ def _described(module: str | None, name: str, registered: str | None = None) -> 
 
 
 @pytest.mark.parametrize("part", ["inner_optimizer", "loss_scale_manager", "skip_spikes"])
-@for_every_keras()
-def test_module_that_a_configuration_names_is_not_imported(keras: ModuleType, part: str, not_imported: str) -> None:
-    for kind in _kinds(keras):
-        opt = _wrapped(keras, kind)
-        for registered in (None, "Thing", "package>Thing"):
-            config = {**opt.get_config(), part: _described(not_imported, "Thing", registered)}
-            with pytest.raises(ValueError, match=rf"names {not_imported}\.Thing, which is neither registered with"):
-                type(opt).from_config(config)
+@for_every_kind
+def test_module_that_a_configuration_names_is_not_imported(
+    keras: ModuleType, optimizers: ModuleType, part: str, not_imported: str
+) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizers.SGD(0.5))
+    for registered in (None, "Thing", "package>Thing"):
+        config = {**opt.get_config(), part: _described(not_imported, "Thing", registered)}
+        with pytest.raises(ValueError, match=rf"names {not_imported}\.Thing, which is neither registered with"):
+            type(opt).from_config(config)
     assert not_imported not in sys.modules
 
 
-@for_every_keras()
-def test_module_that_a_part_of_a_part_names_is_not_imported(keras: ModuleType, not_imported: str) -> None:
+@for_every_kind
+def test_module_that_a_part_of_a_part_names_is_not_imported(
+    keras: ModuleType, optimizers: ModuleType, not_imported: str
+) -> None:
     evil = _described(not_imported, "Thing")
-    for kind in _kinds(keras):
-        opt = _wrapped(keras, kind)
-        config = opt.get_config()
-        name = type(opt.inner_optimizer).__name__
-        # The class is known under the second name while the optimizer is made.
-        for nested in (evil, [evil], {"of": evil}, _described(not_imported, f"tfmp>found as {name}", "Thing")):
-            for part, setting in [("inner_optimizer", "learning_rate"), ("loss_scale_manager", "init_loss_scale")]:
-                inner = {**config[part], "config": {**config[part]["config"], setting: nested}}
-                with pytest.raises(ValueError, match=rf"names {not_imported}\..*, which is neither registered with"):
-                    type(opt).from_config({**config, part: inner})
-        with pytest.raises(TypeError, match=r"a tfmp\.OverflowDetector"):
-            type(opt).from_config({**config, "overflow_detector": evil})
+    opt = tfmp.LossScaleOptimizer(optimizers.SGD(0.5))
+    config = opt.get_config()
+    name = type(opt.inner_optimizer).__name__
+    # The class is known under the second name while the optimizer is made.
+    for nested in (evil, [evil], {"of": evil}, _described(not_imported, f"tfmp>found as {name}", "Thing")):
+        for part, setting in [("inner_optimizer", "learning_rate"), ("loss_scale_manager", "init_loss_scale")]:
+            inner = {**config[part], "config": {**config[part]["config"], setting: nested}}
+            with pytest.raises(ValueError, match=rf"names {not_imported}\..*, which is neither registered with"):
+                type(opt).from_config({**config, part: inner})
+    with pytest.raises(TypeError, match=r"a tfmp\.OverflowDetector"):
+        type(opt).from_config({**config, "overflow_detector": evil})
     assert not_imported not in sys.modules
 
 
@@ -88,7 +79,7 @@ def test_module_of_a_function_in_a_part_is_not_imported(keras: ModuleType, not_i
     # Keras 2 looks for a function by the name in the field "config", and not by the registered one.
     keras.saving.register_keras_serializable(package="test_configurations", name="registered")(lambda step: step)
     function = {**_described(not_imported, "function", "test_configurations>registered"), "config": "thing"}
-    opt = _wrapped(keras, "new")
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     config = opt.get_config()
     inner = {**config["inner_optimizer"], "config": {**config["inner_optimizer"]["config"], "learning_rate": function}}
     with pytest.raises(ValueError, match=rf"names {not_imported}\.thing, which is neither registered with"):
@@ -127,24 +118,24 @@ def test_parts_of_a_part_may_be_registered_or_of_an_imported_module(keras: Modul
 @pytest.mark.parametrize(
     "bad", [{}, {"config": {}}, {"class_name": None, "config": {}}, {"class_name": "A", "config": 1}], ids=str
 )
-@for_every_keras()
-def test_dictionary_that_is_no_configuration_is_refused(keras: ModuleType, part: str, bad: dict[str, Any]) -> None:
-    for kind in _kinds(keras):
-        opt = _wrapped(keras, kind)
-        with pytest.raises(ValueError, match=r"must be a configuration with class_name and config, got \{"):
-            type(opt).from_config({**opt.get_config(), part: bad})
+@for_every_kind
+def test_dictionary_that_is_no_configuration_is_refused(
+    keras: ModuleType, optimizers: ModuleType, part: str, bad: dict[str, Any]
+) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match=r"must be a configuration with class_name and config, got \{"):
+        type(opt).from_config({**opt.get_config(), part: bad})
 
 
 @pytest.mark.parametrize("part", ["inner_optimizer", "loss_scale_manager", "skip_spikes"])
-@for_every_keras()
-def test_class_of_another_kind_is_refused_before_it_runs(keras: ModuleType, part: str) -> None:
-    for kind in _kinds(keras):
-        opt = _wrapped(keras, kind)
-        config = {**opt.get_config(), part: _described(__name__, "_OfAnotherKind")}
-        with pytest.raises(ValueError, match=r"_OfAnotherKind, where it must name a subclass of "):
-            type(opt).from_config(config)
-        with pytest.raises(ValueError, match=r"must name a subclass of "):
-            type(opt).from_config(config, custom_objects={"_OfAnotherKind": _OfAnotherKind})
+@for_every_kind
+def test_class_of_another_kind_is_refused_before_it_runs(keras: ModuleType, optimizers: ModuleType, part: str) -> None:
+    opt = tfmp.LossScaleOptimizer(optimizers.SGD(0.5))
+    config = {**opt.get_config(), part: _described(__name__, "_OfAnotherKind")}
+    with pytest.raises(ValueError, match=r"_OfAnotherKind, where it must name a subclass of "):
+        type(opt).from_config(config)
+    with pytest.raises(ValueError, match=r"must name a subclass of "):
+        type(opt).from_config(config, custom_objects={"_OfAnotherKind": _OfAnotherKind})
 
 
 @for_every_keras()
@@ -158,12 +149,11 @@ def test_class_of_an_imported_module_needs_no_registration(keras: ModuleType, mo
     assert float(again.learning_rate) == 0.5
 
 
-@for_every_keras()
-def test_class_of_the_user_is_found_by_its_name(keras: ModuleType) -> None:
+@for_every_kind
+def test_class_of_the_user_is_found_by_its_name(keras: ModuleType, optimizers: ModuleType) -> None:
     own = type("_Nine", (_Eight,), {"__module__": "a_module_that_is_gone"})
-    for kind in _kinds(keras):
-        opt = _wrapped(keras, kind)
-        config = {**opt.get_config(), "loss_scale_manager": _described("a_module_that_is_gone", "_Nine", "_Nine")}
-        assert type(type(opt).from_config(config, {"_Nine": own}).manager) is own
-        with keras.saving.custom_object_scope({"_Nine": own}):
-            assert type(type(opt).from_config(config).manager) is own
+    opt = tfmp.LossScaleOptimizer(optimizers.SGD(0.5))
+    config = {**opt.get_config(), "loss_scale_manager": _described("a_module_that_is_gone", "_Nine", "_Nine")}
+    assert type(type(opt).from_config(config, {"_Nine": own}).manager) is own
+    with keras.saving.custom_object_scope({"_Nine": own}):
+        assert type(type(opt).from_config(config).manager) is own

@@ -1,4 +1,4 @@
-"""Which files the command finds, how it reads them, and how it replaces them."""
+"""Which files the command finds, how it reads and replaces them, and which bytes stay as they are."""
 
 import ast
 import codecs
@@ -7,53 +7,98 @@ import json
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.migrate.cli import scripts
 from tfmp.migrate.cli import files, modules
 from tfmp.migrate.cli.processing import FileReport, Job, process
+from tfmp.migrate.edits.rewriting import rewrite
 
-_SCRIPT = b"import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
-_REWRITTEN = b"import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
-
-
-def _written(path: Path, content: bytes) -> FileReport:
-    path.write_bytes(content)
-    return process(files.Found(str(path)), Job(write=True))
+_SCRIPT, _REWRITTEN = scripts.SCRIPT.encode(), scripts.REWRITTEN.encode()
 
 
-def _names(found: list[files.Found], top: Path) -> list[str]:
-    return [os.path.relpath(one.path, top) for one in found]
+def _written(name: str, content: bytes) -> FileReport:
+    """Write a file, and let it be rewritten."""
+    Path(name).write_bytes(content)
+    return process(files.Found(name), Job(write=True))
 
 
-def _make(top: Path, *names: str) -> None:
+def _names(*paths: str) -> list[str]:
+    """Return the names of the files that are found."""
+    return [os.path.relpath(one.path) for one in files.find(paths)]
+
+
+def _make(*names: str) -> None:
     for name in names:
-        path = top / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(b"")
 
 
-def test_directory_stands_for_its_python_files_in_order(tmp_path: Path) -> None:
-    _make(tmp_path, "b.py", "a/z.py", "a/deeper/y.py", "a.txt", "c/readme.md")
-    assert _names(files.find([str(tmp_path)]), tmp_path) == ["a/deeper/y.py", "a/z.py", "b.py"]
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (["b.py", "a/z.py", "a/deeper/y.py", "a.txt", "c/readme.md"], ["a/deeper/y.py", "a/z.py", "b.py"]),
+        (
+            ["b.py", "a.ipynb", "deeper/c.IPYNB", ".ipynb_checkpoints/a.ipynb", ".d.ipynb"],
+            ["a.ipynb", "b.py", "deeper/c.IPYNB"],
+        ),
+    ],
+)
+def test_directory_stands_for_its_python_files_and_notebooks_in_order(made: list[str], found: list[str]) -> None:
+    _make(*made)
+    assert _names(".") == found
 
 
 @pytest.mark.parametrize(
     "name",
     [".git/x.py", "__pycache__/x.py", "lib/site-packages/m/x.py", "node_modules/x.py", "build/lib/x.py", ".x.py"],
 )
-def test_files_of_others_are_left_out_unless_named(name: str, tmp_path: Path) -> None:
-    _make(tmp_path, name, "own.py")
-    assert _names(files.find([str(tmp_path)]), tmp_path) == ["own.py"]
-    assert _names(files.find([str(tmp_path / name)]), tmp_path) == [name]
+def test_files_of_others_are_left_out_unless_named(name: str) -> None:
+    _make(name, "own.py")
+    assert _names(".") == ["own.py"]
+    assert _names(name) == [name]
 
 
-def test_a_directory_stands_for_its_notebooks_too(tmp_path: Path) -> None:
-    _make(tmp_path, "b.py", "a.ipynb", "deeper/c.IPYNB", ".ipynb_checkpoints/a.ipynb", ".d.ipynb")
-    assert _names(files.find([str(tmp_path)]), tmp_path) == ["a.ipynb", "b.py", "deeper/c.IPYNB"]
+def test_a_named_file_needs_no_python_name_and_is_taken_once_by_all_its_paths() -> None:
+    _make("train", "a.py", "b.py")
+    Path("c.py").symlink_to("a.py")
+    assert _names("train", "b.py", ".", "./a.py") == ["train", "b.py", "a.py"]
+
+
+def test_links_are_followed_only_if_named() -> None:
+    _make("in/a.py", "out/b.py", "out/c.py")
+    for name, target in (("again.py", "a.py"), ("b.py", "../out/b.py"), ("c.py", "../out/c.py"), ("all", "../out")):
+        Path("in", name).symlink_to(target)
+    found = files.find(["in", "in/c.py"])
+    assert [(one.path, one.error is None) for one in found] == [
+        ("in/a.py", True),
+        ("in/b.py", False),
+        ("in/c.py", True),
+    ]
+    assert _names(".") == ["in/a.py", "out/b.py", "out/c.py"]
+    assert _names("in/all") == ["in/all/b.py", "in/all/c.py"]
+
+
+def test_what_is_no_regular_file_or_holds_none_is_named() -> None:
+    _make("empty/readme.md", "made/build/lib/a.py", "made/x/.git/b.py")
+    os.mkfifo("pipe.py")
+    Path("dangling.py").symlink_to("nowhere")
+    Path("directory.py").mkdir()
+    reports = [process(found, Job()) for found in files.find(["dangling.py", "empty", "made", "missing", "."])]
+    assert [str(report.error).partition(" (")[0] for report in reports] == [
+        "it cannot be read: No such file or directory",
+        "it has no Python file",
+        "it has no Python file",
+        "it does not exist",
+        "it is not a regular file",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,126 +120,167 @@ def test_what_is_no_notebook_is_said_to_be_none(text: str) -> None:
         files.notebook_code(text)
 
 
-def test_a_named_file_needs_no_python_name(tmp_path: Path) -> None:
-    _make(tmp_path, "train")
-    assert files.find([str(tmp_path / "train")]) == [files.Found(str(tmp_path / "train"))]
+def _notebook(code: str) -> bytes:
+    return json.dumps({"cells": [{"cell_type": "code", "source": [code], "outputs": ["tensorflow"]}]}).encode()
 
 
-def test_a_file_reached_by_two_paths_is_taken_once(tmp_path: Path) -> None:
-    _make(tmp_path, "a.py", "b.py")
-    (tmp_path / "c.py").symlink_to("a.py")
-    found = files.find([str(tmp_path / "b.py"), str(tmp_path), str(tmp_path / "." / "a.py")])
-    assert _names(found, tmp_path) == ["b.py", "a.py"]
-
-
-def test_paths_that_hold_nothing_are_named(tmp_path: Path) -> None:
-    _make(tmp_path, "empty/readme.md", "made/build/lib/a.py", "made/x/.git/b.py")
-    found = files.find([str(tmp_path / name) for name in ("empty", "made", "missing")])
-    assert [str(one.error)[:21] for one in found] == [
-        "it has no Python file",
-        "it has no Python file",
-        "it does not exist",
-    ]
-
-
-def test_links_are_followed_only_if_named(tmp_path: Path) -> None:
-    _make(tmp_path, "in/a.py", "out/b.py", "out/c.py")
-    for name, target in (("again", "a.py"), ("b", "../out/b.py"), ("c", "../out/c.py")):
-        (tmp_path / "in" / f"{name}.py").symlink_to(target)
-    (tmp_path / "in" / "all").symlink_to("../out")
-    found = files.find([str(tmp_path / "in"), str(tmp_path / "in" / "c.py")])
-    assert [(os.path.relpath(one.path, tmp_path), one.error is None) for one in found] == [
-        ("in/a.py", True),
-        ("in/b.py", False),
-        ("in/c.py", True),
-    ]
-    assert _names(files.find([str(tmp_path)]), tmp_path) == ["in/a.py", "out/b.py", "out/c.py"]
-    assert _names(files.find([str(tmp_path / "in" / "all")]), tmp_path) == ["in/all/b.py", "in/all/c.py"]
-
-
-def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "dangling.py").symlink_to("nowhere")
-    (tmp_path / "directory.py").mkdir()
-    reports = [process(found, Job()) for found in files.find([str(tmp_path / "dangling.py"), str(tmp_path)])]
-    assert [report.error for report in reports] == [
-        "it cannot be read: No such file or directory",
-        "it is not a regular file",
-    ]
+_TENSORFLOW = b"import tensorflow as tf\n"
+_NO_SCRIPT = "its name is not that of a script, and it imports nothing"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (b"x = 1\0\n", "it is binary, or in UTF-16: it has zero bytes"),
-        ("x = 1\n".encode("utf-16"), "it is binary, or in UTF-16: it has zero bytes"),
-        (b"# coding: nonsense\n", "unknown encoding: nonsense.*name its encoding in a coding line"),
-        (b"# coding: rot13\n", "'rot13' is not a text encoding"),
-        (b"x = 1\ny = 2\rz = '\xe9'\n", "it cannot be decoded: 'utf-8' codec can't decode byte 0xe9"),
-        (b"x = '\xe9'\n", "it cannot be decoded: "),
-        (codecs.BOM_UTF8 + b"# coding: latin-1\n", "it cannot be decoded: "),
-        (b"# coding: utf-7\nx = '+AOk-+AOk-'\n", "decoding it as utf-7 and encoding it again gives other bytes"),
+        ("a.py", b"x = 1\0\n", "it is binary, or in UTF-16: it has zero bytes"),
+        ("a.py", "x = 1\n".encode("utf-16"), "it is binary, or in UTF-16: it has zero bytes"),
+        ("a.py", b"# coding: nonsense\n", "unknown encoding: nonsense.*name its encoding in a coding line"),
+        ("a.py", b"# coding: rot13\n", "'rot13' is not a text encoding"),
+        ("a.py", b"x = 1\ny = 2\rz = '\xe9'\n", "it cannot be decoded: 'utf-8' codec can't decode byte 0xe9"),
+        ("a.py", b"x = '\xe9'\n", "it cannot be decoded: "),
+        ("a.py", codecs.BOM_UTF8 + b"# coding: latin-1\n", "it cannot be decoded: "),
+        ("a.py", b"# coding: utf-7\nx = '+AOk-+AOk-'\n", "decoding it as utf-7 and encoding it again gives other"),
+        # LibCST moves them.
+        ("a.py", _SCRIPT + b"if manager:\n\f    x = 1\n    y = 2\n", "form feeds in its indentation"),
+        ("a.py", _TENSORFLOW + b"%matplotlib inline\n", "If the line is a command of IPython"),
+        ("a.py", _TENSORFLOW + b"names = !ls\n", "If the line is a command of IPython"),
+        ("a.py", _TENSORFLOW + b"print 1\n", "If it is Python 2"),
+        ("a.ipynb", _notebook("%matplotlib inline\nimport tensorflow as tf"), "a notebook, .*jupytext.*nbconvert"),
+        ("requirements.txt", b"tensorflow==1.15\n", _NO_SCRIPT),
+        ("config.json", b'{"backend": "tensorflow"}', _NO_SCRIPT),
+        ("config.yaml", b"backend: torch\n", _NO_SCRIPT),
+        ("README.md", b"# Title\n\nSome words.\n", "Its name is not that of a script either"),
     ],
 )
-def test_a_file_that_is_no_text_is_named_and_left_alone(content: bytes, message: str, tmp_path: Path) -> None:
-    report = _written(tmp_path / "a.py", content)
-    assert re.search(message, str(report.error))
-    assert (tmp_path / "a.py").read_bytes() == content
-
-
-def test_form_feeds_at_the_start_are_kept(tmp_path: Path) -> None:
-    _written(tmp_path / "a.py", b"\f\f" + _SCRIPT)
-    assert (tmp_path / "a.py").read_bytes() == b"\f\f" + _REWRITTEN
-
-
-def test_an_edited_file_keeps_its_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "run.py"
-    path.write_bytes(b"")
-    path.chmod(0o751)
-    _written(path, _SCRIPT)
-    assert path.read_bytes() == _REWRITTEN
-    assert stat.S_IMODE(path.stat().st_mode) == 0o751
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_of_a_link_the_target_is_edited(tmp_path: Path) -> None:
-    target = tmp_path / "real" / "target.py"
-    _make(tmp_path, "real/target.py")
-    (tmp_path / "link.py").symlink_to("real/target.py")
-    _written(tmp_path / "link.py", _SCRIPT)
-    assert (tmp_path / "link.py").is_symlink()
-    assert target.read_bytes() == _REWRITTEN
-
-
-def test_a_file_that_changes_while_it_is_worked_on_keeps_the_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_is_no_script_is_refused_with_advice_and_left_alone(
+    name: str, content: bytes, message: str
 ) -> None:
-    path = tmp_path / "a.py"
+    assert re.search(message, str(_written(name, content).error))
+    assert Path(name).read_bytes() == content
 
+
+@pytest.mark.parametrize("text", ["x = f()" + ".g()" * 20_000, "except ValueError, error:\n", "queue.async(f)\n"])
+def test_what_python_does_not_parse_is_left_alone_and_named_if_it_is_of_tensorflow(text: str) -> None:
+    for content in (text.encode(), _SCRIPT + text.encode()):
+        assert (_written("a.py", content).error is None) == (content == text.encode())
+        assert Path("a.py").read_bytes() == content
+
+
+def test_a_notebook_of_anything_else_is_nobodys_task() -> None:
+    assert _written("a.ipynb", _notebook("import torch")).error is None
+
+
+def _with_ends(end: bytes, lead: bytes = b"") -> tuple[str, bytes, bytes]:
+    before, after = (lead + script.replace(b"\n", end) for script in (_SCRIPT, _REWRITTEN))
+    if lead.startswith(b"#"):
+        # A line that is added ends as the file's first line does.
+        after = after.replace(b"import tfmp" + end, b"import tfmp\n")
+    return "a.py", before, after
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        *((name, _SCRIPT, _REWRITTEN) for name in ("train", "train.txt", "train.py.bak", "train.pyw")),
+        _with_ends(b"\n"),
+        _with_ends(b"\r\n"),
+        _with_ends(b"\r"),
+        _with_ends(b"\n", codecs.BOM_UTF8),
+        _with_ends(b"\r\n", "# coding: latin-1\n# \u00e9\n".encode("latin-1")),
+        _with_ends(b"\n", "# -*- coding: gbk -*-\n# \u6df7\u5408\n".encode("gbk")),
+        ("a.py", b"\f\f" + _SCRIPT, b"\f\f" + _REWRITTEN),
+        # An odd escape is the script's own matter.
+        ("a.py", _SCRIPT + b"pattern = '\\d'\n", _REWRITTEN + b"pattern = '\\d'\n"),
+        ("a.py", _SCRIPT + b"x = f()" + b".g()" * 400 + b"\n", _REWRITTEN + b"x = f()" + b".g()" * 400 + b"\n"),
+    ],
+)
+def test_bytes_that_are_not_rewritten_stay(name: str, before: bytes, after: bytes) -> None:
+    limit = sys.getrecursionlimit()
+    assert _written(name, before).error is None
+    assert Path(name).read_bytes() == after
+    assert sys.getrecursionlimit() == limit
+
+
+_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+_LINES = st.sampled_from(
+    [
+        "",
+        "\f",
+        "   ",
+        "x = 1  ",
+        "if x:\n\ty = '''\r\n\t'''\n",
+        "# \u00e9\f\u00fc",
+        "z = 'a\\\nb'",
+        "def f(a,\tb):\treturn a",
+        "\u00e9 = {1:2,}",
+        "s = '\u2028'; t = 1;",
+    ]
+)
+
+
+@given(
+    lines=st.lists(st.tuples(_LINES, _ENDS), max_size=8),
+    place=st.integers(0, 8),
+    end=_ENDS,
+    last_end=st.sampled_from(["", "\n", "\r\n", "\r"]),
+    bom=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_untouched_lines_keep_their_bytes(
+    lines: list[tuple[str, str]], place: int, end: str, last_end: str, *, bom: bool
+) -> None:
+    written = [line + line_end for line, line_end in lines]
+    script = [line + end for line in scripts.SCRIPT.splitlines()]
+    before = "".join([*written[:place], *script, *written[place:], "last = 1", last_end])
+    text, encoding = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
+    after = files.encode(rewrite(text).text, encoding).decode("utf-8-sig")
+    added = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
+    assert len(added) == 1
+    assert after.replace(added[0], "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before
+
+
+def test_what_is_said_of_a_written_file_has_the_lines_of_that_file() -> None:
+    unknown = b"x = tf.contrib.mixed_precision.Nothing\n"
+    report = _written("script.py", _TENSORFLOW + unknown + _SCRIPT + unknown)
+    lines = Path("script.py").read_text().splitlines()
+    assert [finding.line for finding in report.findings] == [3, 6]
+    assert all("Nothing" in lines[finding.line - 1] for finding in report.findings)
+    assert [change.line for change in report.changes] == [2, 5]
+    assert all("tfmp" in lines[change.line - 1] for change in report.changes)
+
+
+def test_an_edited_file_keeps_its_permissions_and_of_a_link_the_target_is_edited() -> None:
+    _make("real/run.py")
+    Path("real/run.py").chmod(0o751)
+    Path("link.py").symlink_to("real/run.py")
+    _written("link.py", _SCRIPT)
+    assert Path("link.py").is_symlink()
+    assert Path("real/run.py").read_bytes() == _REWRITTEN
+    assert stat.S_IMODE(Path("real/run.py").stat().st_mode) == 0o751
+    assert [*Path("real").iterdir()] == [Path("real/run.py")]
+
+
+def test_a_file_that_changes_while_it_is_worked_on_keeps_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     def saved_meanwhile(tree: ast.Module) -> modules.Module:
         del tree
-        path.write_bytes(b"x = 1\n")
+        Path("a.py").write_bytes(b"x = 1\n")
         return modules.Module()
 
     monkeypatch.setattr(modules, "read", saved_meanwhile)
-    report = _written(path, _SCRIPT)
-    assert report.error == "it changed meanwhile: run this again"
-    assert path.read_bytes() == b"x = 1\n"
-    assert list(tmp_path.iterdir()) == [path]
+    assert _written("a.py", _SCRIPT).error == "it changed meanwhile: run this again"
+    assert Path("a.py").read_bytes() == b"x = 1\n"
+    assert [*Path().iterdir()] == [Path("a.py")]
 
 
-def test_a_protected_file_is_left_alone_for_root_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.py"
-    path.write_bytes(_SCRIPT)
-    path.chmod(0o444)
-    report = process(files.Found(str(path)), Job(write=True))
-    assert report.error == "it cannot be written: it is read-only"
-    assert path.read_bytes() == _SCRIPT
+def test_a_protected_file_is_left_alone_for_root_too() -> None:
+    Path("a.py").write_bytes(_SCRIPT)
+    Path("a.py").chmod(0o444)
+    assert process(files.Found("a.py"), Job(write=True)).error == "it cannot be written: it is read-only"
+    assert Path("a.py").read_bytes() == _SCRIPT
 
 
 @pytest.fixture
-def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory, seen by a user whom permissions bind: root is not."""
+def _mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the test in a directory as a user whom permissions bind: root is not."""
     # Not tmp_path: the directories above that are closed to everybody else.
     with tempfile.TemporaryDirectory() as directory:
         monkeypatch.chdir(directory)
@@ -206,37 +292,30 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         gc.disable()
         os.seteuid(user or 65534)
         try:
-            yield Path()
+            yield
         finally:
             os.seteuid(user)
             gc.enable()
             monkeypatch.undo()
 
 
-def test_files_without_permission_are_named_and_left_alone(mortal: Path) -> None:
-    _make(mortal, "closed/a.py")
-    for name, mode in (("secret.py", 0o000), ("protected.py", 0o444), ("open.py", 0o600)):
-        (mortal / name).write_bytes(_SCRIPT)
-        (mortal / name).chmod(mode)
-    (mortal / "closed").chmod(0o000)
+@pytest.mark.usefixtures("_mortal")
+def test_files_without_permission_are_named_and_left_alone() -> None:
+    _make("closed/a.py", "locked/a.py")
+    for name, mode in (("secret.py", 0o000), ("protected.py", 0o444), ("open.py", 0o600), ("locked/a.py", 0o600)):
+        Path(name).write_bytes(_SCRIPT)
+        Path(name).chmod(mode)
+    Path("closed").chmod(0o000)
+    Path("locked").chmod(0o500)
     reports = [process(found, Job(write=True)) for found in files.find(["."])]
-    (mortal / "closed").chmod(0o700)
-    assert [(report.path, report.error) for report in reports] == [
-        ("./closed", "it cannot be read: Permission denied"),
-        ("./open.py", None),
-        ("./protected.py", "it cannot be written: it is read-only"),
-        ("./secret.py", "it cannot be read: Permission denied"),
+    for name in ("closed", "locked"):
+        Path(name).chmod(0o700)
+    assert [(report.path, report.error, bool(report.changes)) for report in reports] == [
+        ("./closed", "it cannot be read: Permission denied", False),
+        ("./locked/a.py", "it cannot be written: its directory cannot be written", False),
+        ("./open.py", None, True),
+        ("./protected.py", "it cannot be written: it is read-only", False),
+        ("./secret.py", "it cannot be read: Permission denied", False),
     ]
-    assert (mortal / "open.py").read_bytes() == _REWRITTEN
-    assert (mortal / "protected.py").read_bytes() == _SCRIPT
-
-
-def test_a_file_in_a_protected_directory_is_named_and_left_alone(mortal: Path) -> None:
-    _make(mortal, "closed/a.py")
-    (mortal / "closed/a.py").write_bytes(_SCRIPT)
-    (mortal / "closed").chmod(0o500)
-    report = process(files.Found("closed/a.py"), Job(write=True))
-    (mortal / "closed").chmod(0o700)
-    assert report.error == "it cannot be written: its directory cannot be written"
-    assert not report.changes
-    assert (mortal / "closed/a.py").read_bytes() == _SCRIPT
+    assert Path("open.py").read_bytes() == _REWRITTEN
+    assert Path("protected.py").read_bytes() == Path("locked/a.py").read_bytes() == _SCRIPT

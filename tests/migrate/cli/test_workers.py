@@ -10,25 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.migrate.cli.scripts import ENVIRONMENT, REWRITTEN, SCRIPT, write
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.cli import command, workers
 from tfmp.migrate.edits import rewriting
 from tfmp.migrate.edits.results import Edit, Result
 
-_SCRIPT = "import tensorflow.compat.v1 as tf\nmanager = tf.contrib.mixed_precision.FixedLossScaleManager(8)\n"
-_REWRITTEN = "import tensorflow.compat.v1 as tf\nimport tfmp\nmanager = tfmp.FixedLossScaleManager(8)\n"
 _INTERRUPTED = "interrupted: what was done so far is in the report; run it again for the rest.\n"
-_ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def _write(**texts: str) -> None:
-    for name, text in texts.items():
-        Path(f"{name}.py").write_text(text)
 
 
 def _edits_import(script: Script) -> Iterator[Result]:
@@ -40,11 +28,11 @@ def test_many_files_are_shared_among_processes_in_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_cores", lambda: 2)
-    _write(
-        **{f"f{number:02}": "import hccl\nprint 'x'\n" if number == 7 else "x = 1\n" for number in range(48)}, g=_SCRIPT
+    write(
+        **{f"f{number:02}": "import hccl\nprint 'x'\n" if number == 7 else "x = 1\n" for number in range(48)}, g=SCRIPT
     )
     assert command.main(["--write", "."]) == 1
-    assert Path("g.py").read_text() == _REWRITTEN
+    assert Path("g.py").read_text() == REWRITTEN
     shown = capsys.readouterr()
     assert "\n./f07.py:2: not done: Python 3" in shown.out
     assert "\n49 files: 1 rewritten, 47 unchanged, 1 not done\n" in shown.out
@@ -59,14 +47,14 @@ def test_an_interrupt_ends_it_without_a_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(rewriting, "RULES", (interrupted,))
-    _write(a=_SCRIPT)
+    write(a=SCRIPT)
     assert command.main(["--write", "a.py"]) == 130
     assert capsys.readouterr().err == _INTERRUPTED
 
 
 def _interrupting(script: Script) -> Iterator[Result]:
     # Once: a file that was written is looked at again.
-    if script.text == _SCRIPT:
+    if script.text == SCRIPT:
         os.kill(os.getpid(), signal.SIGINT)
         # The main thread handles the interrupt while this one waits, and so before the next file is begun.
         time.sleep(1)
@@ -86,13 +74,13 @@ def test_an_interrupt_lets_files_be_finished_and_tells_of_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
-    _write(a=_SCRIPT, b=_SCRIPT)
+    write(a=SCRIPT, b=SCRIPT)
     assert command.main(["--write", "a.py", "b.py"]) == 130
     shown = capsys.readouterr()
     assert "\n1 file: 1 rewritten, 0 unchanged, 0 not done\n" in shown.out
     assert shown.err == _INTERRUPTED
-    assert Path("a.py").read_text() != _SCRIPT
-    assert Path("b.py").read_text() == _SCRIPT
+    assert Path("a.py").read_text() != SCRIPT
+    assert Path("b.py").read_text() == SCRIPT
 
 
 @pytest.mark.usefixtures("_takes_interrupts")
@@ -101,7 +89,7 @@ def test_what_was_started_to_ignore_interrupts_does_so(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr(rewriting, "RULES", (_interrupting,))
-    _write(a=_SCRIPT, b=_SCRIPT)
+    write(a=SCRIPT, b=SCRIPT)
     assert command.main(["--write", "a.py", "b.py"]) == 0
     assert "\n2 files: 2 rewritten, 0 unchanged, 0 not done\n" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -111,17 +99,16 @@ def test_what_was_started_to_ignore_interrupts_does_so(
 def _busy_process() -> "subprocess.Popen[str]":
     Path("many").mkdir()
     for number in range(60):
-        Path(f"many/f{number:03}.py").write_text(_SCRIPT * 6)
+        Path(f"many/f{number:03}.py").write_text(SCRIPT * 6)
     script = (
         "import signal, sys; from tfmp.migrate.cli import command, workers; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "workers._cores = lambda: 2; sys.exit(command.main(sys.argv[1:]))"
     )
     command_line = [sys.executable, "-c", script, "--write", "many"]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     process = subprocess.Popen(
         command_line,
-        env=environment,
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -186,7 +173,7 @@ def test_no_process_outlives_the_command(ending: signal.Signals) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="sends signals of POSIX")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_command_while_it_replaces_a_file_leaves_no_other_file(ending: signal.Signals) -> None:
-    _write(a=_SCRIPT, b=_SCRIPT)
+    write(a=SCRIPT, b=SCRIPT)
     script = (
         "import os, sys, time; from tfmp.migrate.cli import command; chmod = os.chmod; "
         "os.chmod = lambda *given: (print('replacing', flush=True), time.sleep(1), chmod(*given)); "
@@ -194,7 +181,7 @@ def test_what_ends_the_command_while_it_replaces_a_file_leaves_no_other_file(end
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -205,4 +192,4 @@ def test_what_ends_the_command_while_it_replaces_a_file_leaves_no_other_file(end
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, _INTERRUPTED)
     assert output.startswith("a.py: rewritten by R2\n")
-    assert {path.name: path.read_text() for path in Path().iterdir()} == {"a.py": _REWRITTEN, "b.py": _SCRIPT}
+    assert {path.name: path.read_text() for path in Path().iterdir()} == {"a.py": REWRITTEN, "b.py": SCRIPT}

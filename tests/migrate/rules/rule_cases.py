@@ -1,8 +1,6 @@
-"""Scripts before and after the rewrite, which lie as text files in a folder beside the test of their module."""
+"""Scripts before and after the rewrite: text files, in a folder for each module of the rules."""
 
 from pathlib import Path
-
-import pytest
 
 from tfmp.migrate.edits.rewriting import rewrite
 
@@ -33,15 +31,8 @@ class RuleCase:
         assert [f"{one.line}: {one.rule}: {one.level.value}: {one.text}" for one in done.findings] == self.report
 
 
-def cases_of(test_file: str) -> list[object]:
-    """Return the cases in the folder that is named after a test's module, as parameters for pytest."""
-    path = Path(test_file)
-    folder = path.with_name(path.stem.removeprefix("test_"))
-    cases = [RuleCase(path) for path in sorted(folder.glob("*.txt"))]
-    assert cases, folder
-    return [pytest.param(case, id=case.path.stem) for case in cases]
-
-
-def all_cases() -> list[RuleCase]:
-    """Return the cases of all modules."""
-    return [RuleCase(path) for path in sorted(_TESTS.rglob("*.txt"))]
+def cases(folder: str = "**") -> dict[str, RuleCase]:
+    """Return the cases below tests/migrate in the folders of a name, by folder and name; by default all."""
+    found = {f"{path.parent.name}/{path.stem}": RuleCase(path) for path in sorted(_TESTS.glob(f"**/{folder}/*.txt"))}
+    assert found, folder
+    return found

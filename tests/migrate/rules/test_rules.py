@@ -1,24 +1,26 @@
-"""What holds for every rule, tried on the scripts of all rules."""
+"""What each rule rewrites and reports, in the scripts of all rules, and what holds for every rule."""
 
 import libcst
 import pytest
 
-from tests.migrate.rules.rule_cases import RuleCase, all_cases
+from tests.migrate.rules.rule_cases import RuleCase, cases
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.edits.results import Finding
 from tfmp.migrate.edits.rewriting import rewrite
 from tfmp.migrate.rules import RULES
 
-_CASES = all_cases()
-_IDS = [f"{case.path.parent.name}/{case.path.stem}" for case in _CASES]
+_CASES = cases()
+
+_each_case = pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 
 
-def test_every_case_lies_beside_the_test_of_its_module() -> None:
-    folders = {case.path.parent for case in _CASES}
-    assert all(folder.with_name(f"test_{folder.name}.py").exists() for folder in folders)
+@_each_case
+def test_a_script_becomes_what_the_case_says_with_its_own_line_ends(case: RuleCase) -> None:
+    case.check()
+    case.check(newline="\r\n")
 
 
-@pytest.mark.parametrize("case", _CASES, ids=_IDS)
+@_each_case
 def test_a_script_that_was_rewritten_is_not_rewritten_again(case: RuleCase) -> None:
     libcst.parse_module(case.after)
     again = rewrite(case.after)
@@ -26,13 +28,13 @@ def test_a_script_that_was_rewritten_is_not_rewritten_again(case: RuleCase) -> N
     assert again.changes == ()
 
 
-@pytest.mark.parametrize("case", _CASES, ids=_IDS)
-def test_line_ends_stay_as_they_are(case: RuleCase) -> None:
-    case.check(newline="\r\n")
+def test_every_rule_has_cases_in_a_folder_of_its_name() -> None:
+    folders = {case.path.parent.name for case in _CASES.values()}
+    assert {rule.__module__.rpartition(".")[2] for rule in RULES} - folders == set()
 
 
 def test_rules_that_edit_are_called_rewrite_and_the_others_report() -> None:
-    scripts = [Script(case.before) for case in _CASES]
+    scripts = [Script(case.before) for case in _CASES.values()]
     editing = {
         rule for rule in RULES if any(not isinstance(result, Finding) for script in scripts for result in rule(script))
     }

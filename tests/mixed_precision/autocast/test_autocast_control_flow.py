@@ -1,605 +1,424 @@
 """Branches and loops run in a scope: in eager code, in functions, and in graphs with control flow of both versions."""
 
 import collections
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from autocast_ways import assert_as_plain, eager, in_graph, matrix
 
 import tfmp
 
-_Code = Callable[[], Any]
+#: Takes a matrix, a condition that is true and a variable, and returns what it computes.
+_Code = Callable[[Any, Any, Any], Any]
 
 _Pair = collections.namedtuple("_Pair", ["first", "second"])
+_PLAIN = contextlib.nullcontext()
 
 
-def _eager(code: _Code) -> Any:
-    return code()
-
-
-def _function(code: _Code) -> Any:
-    return tf.function(code, autograph=False)()
-
-
-def _graph(code: _Code) -> Any:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        results = code()
-        session.run(tf.compat.v1.global_variables_initializer())
-        values = session.run(results)
-        for result, value in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
-            assert result.dtype.as_numpy_dtype == value.dtype
-        return values
-
-
-def _graph_v1(code: _Code) -> Any:
+@contextlib.contextmanager
+def _control_flow_v1() -> Iterator[None]:
     tf.compat.v1.disable_control_flow_v2()
     try:
-        return _graph(code)
+        yield
     finally:
         tf.compat.v1.enable_control_flow_v2()
 
 
-_TRACED = pytest.mark.parametrize("run", [_function, _graph, _graph_v1], ids=["function", "graph", "graph_v1"])
-_EVERYWHERE = pytest.mark.parametrize(
-    "run", [_eager, _function, _graph, _graph_v1], ids=["eager", "function", "graph", "graph_v1"]
-)
+def _run(way: str, code: _Code, scope: Any) -> Any:
+    def run(w: Any) -> Any:
+        with scope:
+            return code(matrix(), tf.compat.v1.placeholder_with_default(tf.constant(True), []), w)
 
-
-def _names_and_values(results: Any) -> list[tuple[str, Any]]:
-    found = [np.asarray(each) for each in tf.nest.flatten(results)]
-    return [(each.dtype.name, each.tolist()) for each in found]
-
-
-def _x() -> tf.Tensor:
-    return tf.constant([[1.0, 2.0], [3.0, 4.0]])
-
-
-def _true() -> tf.Tensor:
-    return tf.compat.v1.placeholder_with_default(tf.constant(True), [])
-
-
-@_TRACED
-def test_branches_return_composite_tensors(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        return tf.cond(
-            _true(), lambda: tf.RaggedTensor.from_tensor(x @ x), lambda: tf.RaggedTensor.from_tensor(x)
-        ).to_tensor()
-
-    assert _names_and_values(run(code)) == [("float32", _PRODUCT)]
-
-
-_PRODUCT = [[7.0, 10.0], [15.0, 22.0]]
-
-
-@_TRACED
-@pytest.mark.parametrize("taken", [True, False])
-def test_branches_return_the_wider_type(run: Callable[[_Code], Any], taken: bool) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x, pred = _x(), tf.logical_and(_true(), taken)
-        return [
-            tf.cond(pred, lambda: x @ x, lambda: x),
-            tf.cond(pred, lambda: x, lambda: x @ x),
-            tf.cond(pred, lambda: x @ x, lambda: (x @ x) + 1.0),
-            tf.cond(pred, lambda: x @ x, lambda: tf.cast(x, tf.float64)),
-            tf.cond(pred, lambda: tf.exp(x - x), lambda: tf.nn.relu(x @ x)),
-        ]
-
-    x = [[1.0, 2.0], [3.0, 4.0]]
-    ones = [[1.0, 1.0], [1.0, 1.0]]
-    more = [[8.0, 11.0], [16.0, 23.0]]
-    assert _names_and_values(run(code)) == [
-        ("float32", _PRODUCT if taken else x),
-        ("float32", x if taken else _PRODUCT),
-        ("float16", _PRODUCT if taken else more),
-        ("float64", _PRODUCT if taken else x),
-        ("float32", ones if taken else _PRODUCT),
-    ]
-
-
-@_EVERYWHERE
-def test_branches_return_nests(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x, pred = _x(), _true()
-        half, wide = (lambda: x @ x), (lambda: x + 0.0)
-        first = tf.cond(
-            pred,
-            lambda: {"a": wide(), "b": (half(), tf.constant(1)), "c": [half()]},
-            lambda: {"a": half(), "b": (half(), tf.constant(2)), "c": [wide()]},
+    if not way.startswith("graph"):
+        ways: dict[str, Any] = {"eager": eager, "function": lambda each: tf.function(each, autograph=False)}
+        ways["xla"] = lambda each: tf.function(each, autograph=False, jit_compile=True)
+        variable = tf.Variable(tf.ones([2, 2]))
+        return ways[way](lambda: run(variable))()
+    with _control_flow_v1() if way == "graph_v1" else _PLAIN:
+        return in_graph(
+            lambda: run(tf.compat.v1.get_variable("w", initializer=np.ones([2, 2], np.float32), use_resource=True))
         )
-        second = tf.cond(pred, lambda: _Pair(half(), wide()), lambda: _Pair(wide(), wide()))
-        assert isinstance(second, _Pair)
-        assert sorted(first) == ["a", "b", "c"]
-        return [first["a"], *first["b"], first["c"][0], *second]
-
-    wide = "float16" if run is _eager else "float32"
-    assert [name for name, _ in _names_and_values(run(code))] == ["float32", "float16", "int32", wide, wide, "float32"]
 
 
-@pytest.mark.parametrize("run", [_eager, _function], ids=["eager", "function"])
-def test_branches_return_nothing_beside_tensors(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        found = tf.cond(tf.reduce_sum(x) > 0, lambda: (x @ x, None), lambda: (x + 0.0, None))
-        assert found[1] is None
-        assert tf.cond(tf.reduce_sum(x) > 0, lambda: None, lambda: None) is None
-        return found[0]
-
-    assert _names_and_values(run(code))[0][1] == _PRODUCT
+_TRACED = "function graph graph_v1"
+_GRAPHS = "graph graph_v1"
+_traced = pytest.mark.parametrize("way", _TRACED.split())
 
 
-@_TRACED
-@pytest.mark.parametrize("other", ["number", "array", "variable", "numpy number"])
-def test_branch_returns_what_is_no_tensor_beside_a_half_tensor(run: Callable[[_Code], Any], other: str) -> None:
-    def found(scope: Any) -> list[tuple[str, Any]]:
-        def code() -> Any:
-            x, pred = _x(), _true()
-            others: dict[str, Any] = {
-                "number": 0.5,
-                "array": np.full([2, 2], 0.5, np.float32),
-                "variable": tf.compat.v1.get_variable("v", initializer=0.5, use_resource=True)
-                if run is not _function
-                else _VARIABLE,
-                "numpy number": np.float32(0.5),
-            }
-            with scope:
-                return [
-                    tf.cond(pred, lambda: x @ x, lambda: others[other]),
-                    tf.cond(pred, lambda: others[other], lambda: x @ x),
-                ]
-
-        return _names_and_values(run(code))
-
-    plain = found(tfmp.autocast(enabled=False))
-    for (name, value), (_, expected) in zip(found(tfmp.autocast()), plain, strict=True):
-        assert name in ("float16", "float32")
-        assert value == expected
-
-
-_VARIABLE = tf.Variable(0.5)
-
-
-@_TRACED
-def test_branches_of_types_that_are_no_floats_are_refused_as_ever(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        return tf.cond(_true(), lambda: x @ x, lambda: tf.constant([[1]]))
-
-    with pytest.raises((TypeError, ValueError), match=r"true_fn.* and .*false_fn"):
-        run(code)
-
-
-@_TRACED
-def test_error_in_a_branch_is_that_of_the_branch(run: Callable[[_Code], Any]) -> None:
-    def fails() -> Any:
-        raise ZeroDivisionError("of the branch")
-
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        with pytest.raises(ZeroDivisionError, match="of the branch"):
-            tf.cond(_true(), lambda: x @ x, fails)
-        with pytest.raises(ZeroDivisionError, match="of the branch"):
-            tf.cond(_true(), fails, lambda: x @ x)
-        return tf.cond(_true(), lambda: x @ x, lambda: x)
-
-    assert _names_and_values(run(code)) == [("float32", _PRODUCT)]
-
-
-@_TRACED
-def test_gradients_flow_through_branches(run: Callable[[_Code], Any]) -> None:
-    def code() -> Any:
-        w = _weight(run)
-        x = _x()
-        pred = _true()
-        with tf.GradientTape() as tape, tfmp.autocast():
-            tape.watch(x)
-            y = tf.cond(pred, lambda: tf.nn.relu(x @ w), lambda: x * 2.0)
-            z = tf.cond(tf.logical_not(pred), lambda: y @ w, lambda: tf.exp(y * 0.0))
-            loss = tf.reduce_sum(y) + tf.reduce_sum(z)
-        if run is _function:
-            return tape.gradient(loss, [x, w])
-        return tf.gradients(loss, [x, w])
-
-    assert _names_and_values(run(code)) == [
-        ("float32", [[2.0, 2.0], [2.0, 2.0]]),
-        ("float32", [[4.0, 4.0], [6.0, 6.0]]),
+def _branches(x: Any, true: Any, _: Any) -> Any:
+    return [
+        tf.cond(true, lambda: x @ x, lambda: x),
+        tf.cond(true, lambda: x, lambda: x @ x),
+        tf.cond(true, lambda: x @ x, lambda: (x @ x) + 1.0),
+        tf.cond(true, lambda: tf.exp(x - x), lambda: tf.nn.relu(x @ x)),
     ]
 
 
-_W = tf.Variable([[1.0, 1.0], [1.0, 1.0]])
+def _composite(x: Any, true: Any, _: Any) -> Any:
+    ragged = tf.RaggedTensor.from_tensor
+    return tf.cond(true, lambda: ragged(x @ x), lambda: ragged(x)).to_tensor()
 
 
-def _weight(run: Callable[[_Code], Any]) -> Any:
-    if run in (_eager, _function):
-        return _W
-    return tf.compat.v1.get_variable("w", initializer=np.ones([2, 2], np.float32), use_resource=True)
+def _nests(x: Any, true: Any, _: Any) -> Any:
+    half, wide = (lambda: x @ x), (lambda: x + 0.0)
+    first = tf.cond(
+        true,
+        lambda: {"a": wide(), "b": (half(), tf.constant(1)), "c": [half()]},
+        lambda: {"a": half(), "b": (half(), tf.constant(2)), "c": [wide()]},
+    )
+    second = tf.cond(true, lambda: _Pair(half(), wide()), lambda: _Pair(wide(), wide()))
+    assert isinstance(second, _Pair)
+    assert sorted(first) == ["a", "b", "c"]
+    return [first["a"], *first["b"], first["c"][0], *second]
 
 
-@pytest.mark.parametrize("run", [_graph, _graph_v1], ids=["graph", "graph_v1"])
-def test_branch_makes_its_variables(run: Callable[[_Code], Any]) -> None:
-    def dense(x: tf.Tensor) -> tf.Tensor:
-        return x @ tf.compat.v1.get_variable("inner", [2, 2], initializer=tf.compat.v1.ones_initializer())
-
-    def plain() -> Any:
-        x = _x()
-        return tf.cond(_true(), lambda: x @ x, lambda: dense(x))
-
-    assert _names_and_values(run(tfmp.autocast()(plain))) == [("float16", run(plain).tolist())]
+def _nothing(x: Any, true: Any, _: Any) -> Any:
+    found = tf.cond(true, lambda: (x @ x, None), lambda: (x + 0.0, None))
+    assert found[1] is None
+    assert tf.cond(true, lambda: None, lambda: None) is None
+    return found[0]
 
 
-@_TRACED
-def test_branches_are_nested(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x, pred = _x(), _true()
-
-        def inner() -> Any:
-            return tf.cond(pred, lambda: x @ x, lambda: tf.cond(pred, lambda: x, lambda: x @ x))
-
-        return [
-            tf.cond(pred, inner, lambda: x @ x),
-            tf.cond(pred, lambda: x @ x, inner),
-            tf.cond(pred, lambda: tf.nn.relu(inner()) @ x, lambda: x @ x),
-        ]
-
-    found = _names_and_values(run(code))
-    assert [name for name, _ in found] == ["float32", "float32", "float16"]
-    assert found[0][1] == found[1][1] == _PRODUCT
-
-
-@_EVERYWHERE
-def test_case_and_switch_case_return_the_wider_type(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x, pred = _x(), _true()
-        index = tf.cast(pred, tf.int32)
-        return [
-            tf.case([(tf.logical_not(pred), lambda: x), (pred, lambda: x @ x)], default=lambda: x - 1.0),
-            tf.switch_case(index, [lambda: x @ x, lambda: tf.nn.relu(x @ x)]),
-        ]
-
-    assert [value for _, value in _names_and_values(run(code))] == [_PRODUCT, _PRODUCT]
-
-
-@_EVERYWHERE
-def test_loop_keeps_the_types_in_which_it_began(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        w = tf.eye(2)
-
-        def body(i: Any, wide: Any, half: Any, pair: Any) -> Any:
-            assert (wide.dtype, half.dtype, pair.first.dtype) == (tf.float32, tf.float16, tf.float32)
-            return i + 1, wide @ w, tf.exp(half * 0.0), _Pair(pair.first @ w, {"n": pair.second["n"] + 1})
-
-        i, wide, half, pair = tf.while_loop(
-            lambda i, *_: i < 3, body, [tf.constant(0), x, x @ x, _Pair(x, {"n": tf.constant(5)})]
-        )
-        assert isinstance(pair, _Pair)
-        return [i, wide, half, pair.first, pair.second["n"]]
-
-    x = [[1.0, 2.0], [3.0, 4.0]]
-    assert _names_and_values(run(code)) == [
-        ("int32", 3),
-        ("float32", x),
-        ("float16", [[1.0, 1.0], [1.0, 1.0]]),
-        ("float32", x),
-        ("int32", 8),
-    ]
-
-
-_V1 = {
-    "compat.v1": lambda: tf.compat.v1,
-    "compat.v2.compat.v1": lambda: tf.compat.v2.compat.v1,
-    "compat.v1.compat.v1": lambda: tf.compat.v1.compat.v1,
+#: What is no tensor, and TensorFlow makes a tensor of.
+_OTHERS: dict[str, Callable[[Any], Any]] = {
+    "number": lambda w: 0.5,
+    "array": lambda w: np.full([2, 2], 0.5, np.float32),
+    "number of NumPy": lambda w: np.float32(0.5),
+    "variable": lambda w: w,
 }
 
 
-@_TRACED
-@pytest.mark.parametrize("name", _V1)
-def test_branches_and_loops_of_tensorflow_1_by_all_of_their_names(run: Callable[[_Code], Any], name: str) -> None:
-    # Keras 2 takes them from compat.v2.compat.v1.
-    v1 = _V1[name]()
-
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
-        return [
-            v1.cond(_true(), lambda: x @ x, lambda: x),
-            v1.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y @ tf.eye(2)), [0, x])[1],
-            v1.nn.moments(x @ x, [0, 1])[0],
-        ]
-
-    found = _names_and_values(run(code))
-    assert found == [("float32", _PRODUCT), ("float32", [[1.0, 2.0], [3.0, 4.0]]), ("float32", 13.5)]
-
-
-@_EVERYWHERE
-def test_loop_carries_one_tensor(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        w = tf.eye(2) * 2.0
-        # In eager code TensorFlow takes no tensor without a list around it.
-        first = tf.while_loop(lambda x: tf.reduce_max(x) < 30.0, lambda x: [x @ w] if run is _eager else x @ w, [_x()])
-        second = tf.while_loop(lambda x: True, lambda x: (x @ w,), (_x(),), maximum_iterations=2)
-        third = tf.while_loop(
-            lambda x: True, lambda x: [x @ w], [_x()], [tf.TensorShape([None, 2])], maximum_iterations=1
-        )
-        return tf.nest.flatten([first, second, third])
-
-    x = np.array([[1.0, 2.0], [3.0, 4.0]])
-    assert _names_and_values(run(code)) == [("float32", (x * factor).tolist()) for factor in (8, 4, 2)]
-
-
-@_EVERYWHERE
-@pytest.mark.parametrize("initial", ["number", "array", "numpy number", "variable"])
-def test_loop_begins_with_what_is_no_tensor(run: Callable[[_Code], Any], initial: str) -> None:
-    def code() -> Any:
-        variable = (
-            _VARIABLE
-            if run in (_eager, _function)
-            else tf.compat.v1.get_variable("v", initializer=0.5, use_resource=True)
-        )
-        begins: dict[str, Any] = {
-            "number": 0.5,
-            "array": np.float32([[0.5]]),
-            "numpy number": np.float32(0.5),
-            "variable": variable,
-        }
-        one = tf.constant([[1.0]])
-        half = lambda: tf.reshape(one @ one, np.shape(begins[initial]) if initial != "variable" else [])  # noqa: E731
-        with tfmp.autocast():
-            return tf.while_loop(lambda i, total: i < 3, lambda i, total: (i + 1, half()), [0, begins[initial]])[1]
-
-    name, value = _names_and_values(run(code))[0]
-    assert (name, np.ravel(value).tolist()) == ("float32", [1.0])
-
-
-@_EVERYWHERE
-def test_weight_that_was_read_outside_of_a_loop_does_not_widen_what_is_within(run: Callable[[_Code], Any]) -> None:
-    def code() -> Any:
-        w = _weight(run)
-        x = _x()
-        with tfmp.autocast():
-            bias = tf.convert_to_tensor(w)
-            y = x @ x
-            return [
-                y + bias,
-                tf.while_loop(lambda i, y: i < 1, lambda i, y: (i + 1, (y + w)), [0, y])[1],
-                tf.cond(_true(), lambda: y + w, lambda: y),
-                tf.cond(_true(), lambda: y + bias, lambda: y),
-            ]
-
-    more = [[8.0, 11.0], [16.0, 23.0]]
-    assert _names_and_values(run(code)) == [("float16", more)] * 4
-
-
-@_EVERYWHERE
-def test_loops_and_branches_are_nested(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        eye = tf.eye(2)
-
-        def inner(j: Any, y: Any) -> Any:
-            return j + 1, tf.cond(j > 0, lambda: y @ eye, lambda: y + 1.0)
-
-        def outer(i: Any, y: Any) -> Any:
-            return i + 1, tf.while_loop(lambda j, y: j < 2, inner, [0, y])[1] @ eye
-
-        return tf.cond(_true(), lambda: tf.while_loop(lambda i, y: i < 2, outer, [0, _x()])[1], lambda: _x() @ eye)
-
-    assert _names_and_values(run(code)) == [("float32", [[3.0, 4.0], [5.0, 6.0]])]
-
-
-@_EVERYWHERE
-def test_gradients_flow_through_loops(run: Callable[[_Code], Any]) -> None:
-    def code() -> Any:
-        w, x = _weight(run), _x()
-        with tf.GradientTape() as tape, tfmp.autocast():
-            tape.watch(x)
-            y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, tf.nn.relu(y @ w) * 0.5), [0, x])[1]
-            loss = tf.reduce_sum(y)
-        return tape.gradient(loss, [x, w]) if run in (_eager, _function) else tf.gradients(loss, [x, w])
-
-    assert _names_and_values(run(code)) == [
-        ("float32", [[1.0, 1.0], [1.0, 1.0]]),
-        ("float32", [[4.5, 4.5], [5.5, 5.5]]),
+def _beside(other: Callable[[Any], Any]) -> _Code:
+    return lambda x, true, w: [
+        tf.cond(true, lambda: x @ x, lambda: other(w)),
+        tf.cond(true, lambda: other(w), lambda: x @ x),
     ]
 
 
-@_EVERYWHERE
-def test_map_fn_runs(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = tf.stack([_x(), _x()])
-        return [
-            tf.map_fn(lambda x: x @ x, x),
-            tf.map_fn(lambda x: x @ x, x, fn_output_signature=tf.float32),
-            tf.map_fn(lambda x: tf.reduce_sum(x @ x), x),
-            tf.map_fn(lambda pair: (pair[0] @ pair[1], pair[0]), (x, x))[0],
-        ]
+def _beginning_with(other: Callable[[Any], Any]) -> _Code:
+    def code(x: Any, _: Any, w: Any) -> Any:
+        half = lambda: tf.reshape((x @ x)[:1, :1], []) * tf.ones(np.shape(other(w)))  # noqa: E731
+        return tf.while_loop(lambda i, total: i < 3, lambda i, total: (i + 1, half() * 1.0), [0, other(w)])[1]
 
-    found = _names_and_values(run(code))
-    assert found[1] == ("float32", [_PRODUCT] * 2)
-    assert [value for _, value in found] == [[_PRODUCT] * 2, [_PRODUCT] * 2, [54.0] * 2, [_PRODUCT] * 2]
+    return code
 
 
-@_EVERYWHERE
-def test_map_fn_returns_a_type_that_is_named(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        return tf.map_fn(lambda x: x @ x, tf.stack([_x(), _x()]), fn_output_signature=tf.float16)
+def _nested_branches(x: Any, true: Any, _: Any) -> Any:
+    def inner() -> Any:
+        return tf.cond(true, lambda: x @ x, lambda: tf.cond(true, lambda: x, lambda: x @ x))
 
-    assert _names_and_values(run(code)) == [("float16", [_PRODUCT] * 2)]
-
-
-@_EVERYWHERE
-def test_scan_and_folds_run(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = tf.stack([_x(), _x()])
-        return [
-            tf.scan(lambda state, x: x @ x, x, initializer=tf.zeros([2, 2])),
-            tf.scan(lambda state, x: state @ x, x),
-            tf.foldl(lambda state, x: state @ x, x),
-            tf.foldr(lambda state, x: state @ x, x, initializer=tf.eye(2)),
-        ]
-
-    found = [value for _, value in _names_and_values(run(code))]
-    assert found == [[_PRODUCT] * 2, [[[1.0, 2.0], [3.0, 4.0]], _PRODUCT], _PRODUCT, _PRODUCT]
+    return [
+        tf.cond(true, inner, lambda: x @ x),
+        tf.cond(true, lambda: x @ x, inner),
+        tf.cond(true, lambda: tf.nn.relu(inner()) @ x, lambda: x @ x),
+    ]
 
 
-@_EVERYWHERE
-def test_loop_writes_half_tensors_into_an_array(run: Callable[[_Code], Any]) -> None:
-    @tfmp.autocast()
-    def code() -> Any:
-        x = _x()
+def _variable_in_a_branch(x: Any, true: Any, _: Any) -> Any:
+    def dense() -> tf.Tensor:
+        return x @ tf.compat.v1.get_variable("inner", [2, 2], initializer=tf.compat.v1.ones_initializer())
 
-        def body(i: Any, array: Any) -> Any:
-            return i + 1, array.write(i, x @ x)
-
-        begin = tf.TensorArray(tf.float32, 2)
-        return tf.while_loop(lambda i, array: i < 2, body, [tf.constant(0), begin])[1].stack()
-
-    assert _names_and_values(run(code)) == [("float32", [_PRODUCT] * 2)]
+    return tf.cond(true, lambda: x @ x, dense)
 
 
-def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    return tf.function(tfmp.autocast()(function))
+def _cases(x: Any, true: Any, _: Any) -> Any:
+    return [
+        tf.case([(tf.logical_not(true), lambda: x), (true, lambda: x @ x)], default=lambda: x - 1.0),
+        tf.switch_case(tf.cast(true, tf.int32), [lambda: x @ x, lambda: tf.nn.relu(x @ x)]),
+    ]
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_autograph_if_with_branches_of_different_types(taken: bool) -> None:
-    @_converted
-    def forward(x: tf.Tensor, pred: tf.Tensor) -> tf.Tensor:
-        if pred:
-            x = x * 1.0
-            y = x @ x
-        else:
-            y = x
-        return y
+def _loop_of_types(x: Any, _: Any, __: Any) -> Any:
+    eye = tf.eye(2)
 
-    found = forward(_x(), tf.constant(taken))
-    assert _names_and_values(found) == [("float32", _PRODUCT if taken else [[1.0, 2.0], [3.0, 4.0]])]
+    def body(i: Any, wide: Any, half: Any, pair: Any) -> Any:
+        return i + 1, wide @ eye, tf.exp(half * 0.0), _Pair(pair.first @ eye, {"n": pair.second["n"] + 1})
+
+    begin = [tf.constant(0), x, x @ x, _Pair(x, {"n": tf.constant(5)})]
+    i, wide, half, pair = tf.while_loop(lambda i, *_: i < 3, body, begin)
+    assert isinstance(pair, _Pair)
+    return [i, wide, half, pair.first, pair.second["n"]]
 
 
-def test_autograph_if_that_changes_a_type() -> None:
-    @_converted
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        if tf.reduce_sum(x) > 0:
-            x = x @ x
-        return x
-
-    assert _names_and_values(forward(_x())) == [("float32", _PRODUCT)]
-
-
-def test_autograph_if_that_returns() -> None:
-    @_converted
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        if tf.reduce_sum(x) > 0:
-            return x @ x
-        return x
-
-    assert _names_and_values(forward(_x())) == [("float32", _PRODUCT)]
+def _loops_of_one_tensor(x: Any, _: Any, __: Any) -> Any:
+    w = tf.eye(2) * 2.0
+    # In eager code TensorFlow takes no tensor without a list around it.
+    body = (lambda x: [x @ w]) if tf.executing_eagerly() else (lambda x: x @ w)
+    first = tf.while_loop(lambda x: tf.reduce_max(x) < 30.0, body, [x])
+    second = tf.while_loop(lambda x: True, lambda x: (x @ w,), (x,), maximum_iterations=2)
+    third = tf.while_loop(lambda x: True, lambda x: [x @ w], [x], [tf.TensorShape([None, 2])], maximum_iterations=1)
+    return tf.nest.flatten([first, second, third])
 
 
-def test_autograph_conditional_expression() -> None:
-    @_converted
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        return x @ x if tf.reduce_sum(x) > 0 else x
-
-    assert _names_and_values(forward(_x())) == [("float32", _PRODUCT)]
-
-
-def test_autograph_if_with_branches_of_one_type() -> None:
-    @_converted
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        if tf.reduce_sum(x) > 0:
-            x = x * 1.0
-            y = x @ x
-        else:
-            y = tf.nn.relu(x @ x)
-        return y
-
-    assert _names_and_values(forward(_x())) == [("float16", _PRODUCT)]
+def _by_names_of_tensorflow_1(v1: Any) -> _Code:
+    return lambda x, true, _: [
+        v1.cond(true, lambda: x @ x, lambda: x),
+        v1.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y @ tf.eye(2)), [0, x])[1],
+        v1.nn.moments(x @ x, [0, 1])[0],
+    ]
 
 
-def test_autograph_for_that_changes_a_type() -> None:
-    @_converted
-    def forward(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        for _ in tf.range(count):
-            x = x @ tf.eye(2)
-        return x
-
-    assert _names_and_values(forward(_x(), tf.constant(2))) == [("float32", [[1.0, 2.0], [3.0, 4.0]])]
-
-
-def test_autograph_while_that_changes_a_type() -> None:
-    @_converted
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        while tf.reduce_sum(x) < 100:
-            x = x @ (tf.eye(2) * 2.0)
-        return x
-
-    assert _names_and_values(forward(_x())) == [("float32", [[16.0, 32.0], [48.0, 64.0]])]
+def _weight_read_outside(x: Any, true: Any, w: Any) -> Any:
+    bias, y = tf.convert_to_tensor(w), x @ x
+    return [
+        y + bias,
+        tf.while_loop(lambda i, y: i < 1, lambda i, y: (i + 1, (y + w)), [0, y])[1],
+        tf.cond(true, lambda: y + w, lambda: y),
+        tf.cond(true, lambda: y + bias, lambda: y),
+    ]
 
 
-def test_autograph_loop_with_break_and_total() -> None:
-    @_converted
-    def forward(rows: tf.Tensor, w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        total, last = 0.0, tf.zeros([2])
-        for row in rows:
-            last = tf.linalg.matvec(w, row)
-            if tf.reduce_sum(last) > 100:
-                break
-            total += tf.reduce_sum(last)
-        return total, last
+def _nested(x: Any, true: Any, _: Any) -> Any:
+    eye = tf.eye(2)
 
-    found = forward(_x(), tf.eye(2))
-    assert _names_and_values(found) == [("float32", 10.0), ("float32", [3.0, 4.0])]
+    def inner(j: Any, y: Any) -> Any:
+        return j + 1, tf.cond(j > 0, lambda: y @ eye, lambda: y + 1.0)
+
+    def outer(i: Any, y: Any) -> Any:
+        return i + 1, tf.while_loop(lambda j, y: j < 2, inner, [0, y])[1] @ eye
+
+    return tf.cond(true, lambda: tf.while_loop(lambda i, y: i < 2, outer, [0, x])[1], lambda: x @ eye)
 
 
-def test_autograph_loop_fills_an_array_with_half_tensors() -> None:
-    @_converted
-    def forward(rows: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        array = tf.TensorArray(tf.float32, 2)
-        for i in tf.range(2):
-            array = array.write(i, tf.linalg.matvec(w, rows[i]))
-        return array.stack()
-
-    assert _names_and_values(forward(_x(), tf.eye(2))) == [("float32", [[1.0, 2.0], [3.0, 4.0]])]
+def _gradients(tape: tf.GradientTape, loss: tf.Tensor, sources: list[Any]) -> list[Any]:
+    # Tapes do not see through control flow of version 1.
+    is_graph = not (tf.executing_eagerly() or tf.inside_function())
+    return list(tf.gradients(loss, sources) if is_graph else tape.gradient(loss, sources))
 
 
-def test_autograph_recurrent_cell_trains() -> None:
-    w, u = tf.Variable(tf.eye(2)), tf.Variable(tf.eye(2))
-
-    @_converted
-    def forward(rows: tf.Tensor) -> tf.Tensor:
-        state = tf.zeros([1, 2])
-        for row in rows:
-            state = tf.nn.relu(row[tf.newaxis] @ w + state @ u)
-        return tf.reduce_sum(state)
-
+def _gradients_of_branches(x: Any, true: Any, w: Any) -> Any:
     with tf.GradientTape() as tape:
-        loss = forward(_x())
-    grads = tape.gradient(loss, [w, u])
-    assert _names_and_values([loss, *grads]) == [
-        ("float32", 10.0),
-        ("float32", [[4.0, 4.0], [6.0, 6.0]]),
-        ("float32", [[1.0, 1.0], [2.0, 2.0]]),
+        tape.watch(x)
+        y = tf.cond(true, lambda: tf.nn.relu(x @ w), lambda: x * 2.0)
+        z = tf.cond(tf.logical_not(true), lambda: y @ w, lambda: tf.exp(y * 0.0))
+        loss = tf.reduce_sum(y) + tf.reduce_sum(z)
+    return [y, *_gradients(tape, loss, [x, w])]
+
+
+def _gradients_of_loops(x: Any, _: Any, w: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        body = lambda i, y: (i + 1, tf.nn.relu(y @ w) * 0.5)  # noqa: E731
+        # XLA must know how often a loop with a gradient runs; eager code counts in another way.
+        most = None if tf.executing_eagerly() else 2
+        y = tf.while_loop(lambda i, y: i < 2, body, (0, x), maximum_iterations=most)[1]
+        loss = tf.reduce_sum(y)
+    return [y, *_gradients(tape, loss, [x, w])]
+
+
+def _mapped(x: Any, _: Any, __: Any) -> Any:
+    both = tf.stack([x, x])
+    return [
+        tf.map_fn(lambda x: x @ x, both),
+        tf.map_fn(lambda x: x @ x, both, fn_output_signature=tf.float32),
+        tf.map_fn(lambda x: tf.reduce_sum(x @ x), both),
+        tf.map_fn(lambda pair: (pair[0] @ pair[1], pair[0]), (both, both))[0],
     ]
+
+
+def _scanned(x: Any, _: Any, __: Any) -> Any:
+    both = tf.stack([x, x])
+    return [
+        tf.scan(lambda state, x: x @ x, both, initializer=tf.zeros([2, 2])),
+        tf.scan(lambda state, x: state @ x, both),
+        tf.foldl(lambda state, x: state @ x, both),
+        tf.foldr(lambda state, x: state @ x, both, initializer=tf.eye(2)),
+    ]
+
+
+def _array(x: Any, _: Any, __: Any) -> Any:
+    body = lambda i, array: (i + 1, array.write(i, x @ x))  # noqa: E731
+    return tf.while_loop(lambda i, array: i < 2, body, [tf.constant(0), tf.TensorArray(tf.float32, 2)])[1].stack()
+
+
+def _branch_of_float64(x: Any, true: Any, _: Any, cast: bool = False) -> Any:
+    # Plain code must cast the first branch itself.
+    return tf.cond(true, lambda: tf.cast(x @ x, tf.float64) if cast else x @ x, lambda: tf.cast(x, tf.float64))
+
+
+def _mapped_to_a_named_type(x: Any, _: Any, __: Any, cast: bool = False) -> Any:
+    row = lambda x: tf.cast(x @ x, tf.float16) if cast else x @ x  # noqa: E731
+    return tf.map_fn(row, tf.stack([x, x]), fn_output_signature=tf.float16)
+
+
+class _Row(NamedTuple):
+    """Code and the types of its results, with H for float16 and F for float32; those in eager code if it runs there."""
+
+    code: _Code
+    types: str
+    in_eager_code: str | None = None
+    traced: str = _TRACED
+    #: What plain code is, where it is another.
+    plain: _Code | None = None
+
+
+_V1 = {"v1": tf.compat.v1, "v2.v1": tf.compat.v2.compat.v1, "v1.v1": tf.compat.v1.compat.v1}
+_ROWS: dict[str, _Row] = {
+    "branches": _Row(_branches, "F F H F"),
+    "branches that are not taken": _Row(lambda x, true, w: _branches(x, tf.logical_not(true), w), "F F H F"),
+    "branch of float64": _Row(_branch_of_float64, "float64", plain=functools.partial(_branch_of_float64, cast=True)),
+    "composite tensors": _Row(_composite, "F"),
+    "nests": _Row(_nests, "F H int32 F F F", "F H int32 H H F"),
+    "nothing": _Row(_nothing, "F", "H", "function"),
+    **{f"beside a {name}": _Row(_beside(other), "F F") for name, other in _OTHERS.items()},
+    "nested branches": _Row(_nested_branches, "F F H"),
+    "variable in a branch": _Row(_variable_in_a_branch, "H", traced=_GRAPHS),
+    "cases": _Row(_cases, "F H", "H H"),
+    "loop of types": _Row(_loop_of_types, "int32 F H F int32", "int32 F H F int32"),
+    "loops of one tensor": _Row(_loops_of_one_tensor, "F F F", "F F F"),
+    **{f"loop from a {name}": _Row(_beginning_with(other), "F", "F") for name, other in _OTHERS.items()},
+    # Keras 2 takes them from compat.v2.compat.v1.
+    **{f"names of compat.{name}": _Row(_by_names_of_tensorflow_1(v1), "F F F") for name, v1 in _V1.items()},
+    "weight read outside": _Row(_weight_read_outside, "H H H H", "H H H H"),
+    "loops and branches": _Row(_nested, "F", "F"),
+    "gradients of branches": _Row(_gradients_of_branches, "F F F", traced=f"{_TRACED} xla"),
+    "gradients of loops": _Row(_gradients_of_loops, "F F F", "F F F", traced=f"{_TRACED} xla"),
+    "mapped": _Row(_mapped, "F F F F", "F F F F"),
+    "mapped to a named type": _Row(
+        _mapped_to_a_named_type, "H", "H", plain=functools.partial(_mapped_to_a_named_type, cast=True)
+    ),
+    "scanned": _Row(_scanned, "F F F F", "F F F F"),
+    "array": _Row(_array, "F", "F"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name, row in _ROWS.items() for way in (["eager"] * bool(row.in_eager_code) + row.traced.split())],
+)
+def test_code_runs_in_a_scope_as_in_none(name: str, way: str) -> None:
+    row = _ROWS[name]
+    expected = (row.in_eager_code if way == "eager" else row.types) or ""
+    names = [{"H": "float16", "F": "float32"}.get(each, each) for each in expected.split()]
+    assert_as_plain(_run(way, row.code, tfmp.autocast()), _run(way, row.plain or row.code, _PLAIN), names)
+
+
+@_traced
+def test_branches_of_types_that_are_no_floats_are_refused_as_ever(way: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"true_fn.* and .*false_fn"):
+        _run(way, lambda x, true, _: tf.cond(true, lambda: x @ x, lambda: tf.constant([[1]])), tfmp.autocast())
+
+
+@_traced
+def test_error_in_a_branch_is_that_of_the_branch(way: str) -> None:
+    def fails() -> Any:
+        raise ZeroDivisionError("of the branch")
+
+    def code(x: Any, true: Any, _: Any) -> Any:
+        for branches in ((lambda: x @ x, fails), (fails, lambda: x @ x)):
+            with pytest.raises(ZeroDivisionError, match="of the branch"):
+                tf.cond(true, *branches)
+        return tf.cond(true, lambda: x @ x, lambda: x)
+
+    assert_as_plain(_run(way, code, tfmp.autocast()), _run(way, code, _PLAIN), ["float32"])
+
+
+def _if_else(x: tf.Tensor) -> tf.Tensor:
+    if tf.reduce_sum(x) > 0:
+        x = x * 1.0
+        y = x @ x
+    else:
+        y = x
+    return y
+
+
+def _if(x: tf.Tensor) -> tf.Tensor:
+    if tf.reduce_sum(x) > 0:
+        x = x @ x
+    return x
+
+
+def _if_that_returns(x: tf.Tensor) -> tf.Tensor:
+    if tf.reduce_sum(x) > 0:
+        return x @ x
+    return x
+
+
+def _expression(x: tf.Tensor) -> tf.Tensor:
+    return x @ x if tf.reduce_sum(x) > 0 else x
+
+
+def _if_of_one_type(x: tf.Tensor) -> tf.Tensor:
+    if tf.reduce_sum(x) > 0:
+        x = x * 1.0
+        y = x @ x
+    else:
+        y = tf.nn.relu(x @ x)
+    return y
+
+
+def _for(x: tf.Tensor) -> tf.Tensor:
+    for _ in tf.range(tf.cast(tf.abs(x[0, 1]), tf.int32)):
+        x = x @ tf.eye(2)
+    return x
+
+
+def _while(x: tf.Tensor) -> tf.Tensor:
+    while tf.abs(tf.reduce_sum(x)) < 100:
+        x = x @ (tf.eye(2) * 2.0)
+    return x
+
+
+def _loop_with_break(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    total, last = 0.0, tf.zeros([2])
+    for row in x:
+        last = tf.linalg.matvec(tf.eye(2), row)
+        if tf.reduce_sum(last) > 5:
+            break
+        total += tf.reduce_sum(last)
+    return total, last
+
+
+def _loop_over_an_array(x: tf.Tensor) -> tf.Tensor:
+    array = tf.TensorArray(tf.float32, 2)
+    for i in tf.range(2):
+        array = array.write(i, tf.linalg.matvec(tf.eye(2), x[i]))
+    return array.stack()
+
+
+def _recurrent(x: tf.Tensor) -> tf.Tensor:
+    state = tf.zeros([1, 2])
+    for row in x:
+        state = tf.nn.relu(row[tf.newaxis] @ tf.eye(2) + state @ tf.eye(2))
+    return tf.reduce_sum(state)
+
+
+_CONVERTED: dict[Callable[..., Any], list[str]] = {
+    _if_else: ["float32"],
+    _if: ["float32"],
+    _if_that_returns: ["float32"],
+    _expression: ["float32"],
+    _if_of_one_type: ["float16"],
+    _for: ["float32"],
+    _while: ["float32"],
+    _loop_with_break: ["float32", "float32"],
+    _loop_over_an_array: ["float32"],
+    _recurrent: ["float32"],
+}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("function", _CONVERTED)
+def test_code_that_autograph_converts_runs_and_has_gradients(function: Callable[..., Any], sign: float) -> None:
+    def found(scope: Any) -> list[Any]:
+        x = sign * matrix()
+        converted = tf.function(scope(function))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            results = tf.nest.flatten(converted(x))
+        return [*results, tape.gradient(results, x)]
+
+    assert_as_plain(found(tfmp.autocast()), found(eager), [*_CONVERTED[function], "float32"])
 
 
 def test_error_of_autograph_in_a_scope_is_still_clear() -> None:
-    @_converted
+    @tf.function
+    @tfmp.autocast()
     def forward(x: tf.Tensor) -> tf.Tensor:
         if tf.reduce_sum(x) > 0:
             x = x * 1.0
@@ -609,20 +428,4 @@ def test_error_of_autograph_in_a_scope_is_still_clear() -> None:
         return y
 
     with pytest.raises(TypeError, match=r"'y' has dtype"):
-        forward(_x())
-
-
-def test_xla_compiles_branches_and_loops() -> None:
-    w = tf.Variable(tf.eye(2))
-
-    @tf.function(jit_compile=True)
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape, tfmp.autocast():
-            y = tf.cond(tf.reduce_sum(x) > 0, lambda: x @ w, lambda: x)
-            y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y @ w), [0, y], maximum_iterations=2)[1]
-            loss = tf.reduce_sum(y)
-        return y, tape.gradient(loss, w)
-
-    y, grad = step(_x())
-    assert _names_and_values([y])[0] == ("float32", [[1.0, 2.0], [3.0, 4.0]])
-    assert (grad.dtype, float(tf.reduce_sum(grad))) == (tf.float32, 3 * 20.0)
+        forward(matrix())

@@ -1,4 +1,4 @@
-"""The lists are TensorFlow's, and arguments that cannot be meant are refused before anything is replaced."""
+"""The lists of ops are TensorFlow's but for some, are those of the documentation, and can be changed for a scope."""
 
 import pathlib
 import re
@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.framework import op_def_library
 
 import tfmp
 
@@ -40,15 +38,10 @@ def _lists_of_header() -> dict[str, set[str]]:
     return found
 
 
-def test_header_is_read() -> None:
-    found = _lists_of_header()
-    assert {name: len(ops) > 5 for name, ops in found.items()} == dict.fromkeys(_METHODS, True)
-    assert "TensorListStack" in found["clear"]
-    assert "Conv3D" in found["allow"]
-
-
 def test_lists_are_those_of_tensorflow_but_for_what_the_ends_of_nets_need_in_float32() -> None:
     found, lists = _lists_of_header(), tfmp.mixed_precision.autocast_lists()
+    # The header was read.
+    assert {"TensorListStack", "Conv3D"} <= found["clear"] | found["allow"]
     assert lists.allow - found["allow"] == {"BatchMatMulV3", "FusedPadConv2D"}
     assert found["allow"] < lists.allow
     assert lists.clear == found["clear"]
@@ -58,14 +51,6 @@ def test_lists_are_those_of_tensorflow_but_for_what_the_ends_of_nets_need_in_flo
     assert found["infer"] - lists.infer - lists.gates == {
         *("Inv", "Log", "Log1p", "LogSoftmax", "Prod", "Reciprocal", "Softmax", "Softplus", "Sqrt"),
     }
-
-
-def test_both_types_have_the_same_lists() -> None:
-    assert (
-        tfmp.mixed_precision.autocast_lists("bfloat16")
-        == tfmp.mixed_precision.autocast_lists("float16")
-        == tfmp.mixed_precision.autocast_lists()
-    )
 
 
 def _table() -> list[tuple[list[str], str, str, str]]:
@@ -88,9 +73,11 @@ def test_table_in_the_documentation_has_the_lists_of_tensorflow() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_an_op_stands_in_one_list_and_tensorflow_has_it(dtype: str) -> None:
-    ops = [op for ops in tfmp.mixed_precision.autocast_lists(dtype) for op in ops]
+def test_an_op_stands_in_one_list_of_both_types_and_tensorflow_has_it() -> None:
+    lists = tfmp.mixed_precision.autocast_lists()
+    assert lists == tfmp.mixed_precision.autocast_lists("float16") == tfmp.mixed_precision.autocast_lists("bfloat16")
+    assert {type(ops) for ops in lists} == {frozenset}
+    ops = [op for ops in lists for op in ops]
     assert len(ops) == len(set(ops))
     assert [op for op in ops if not hasattr(tf.raw_ops, op)] == []
 
@@ -101,13 +88,6 @@ def test_type_can_be_given_in_each_way(dtype: Any) -> None:
         product = tf.ones([1, 1]) @ tf.ones([1, 1])
     assert product.dtype == tf.as_dtype(dtype)
     assert tfmp.mixed_precision.autocast_lists(dtype) == tfmp.mixed_precision.autocast_lists(tf.as_dtype(dtype))
-
-
-def test_lists_that_are_returned_change_nothing() -> None:
-    lists = tfmp.mixed_precision.autocast_lists()
-    assert {type(ops) for ops in lists} == {frozenset}
-    lists._replace(allow=frozenset())
-    assert "MatMul" in tfmp.mixed_precision.autocast_lists().allow
 
 
 def _result(argument: str, op: str, compute: Any, dtype: str = "float16") -> str:
@@ -145,69 +125,16 @@ def test_op_named_half_computes_so_for_float32_inputs() -> None:
         assert tf.matmul(x, x).dtype == tf.float32
 
 
-def test_scopes_within_each_other_have_their_own_lists() -> None:
-    x = tf.ones([2, 2])
-    with tfmp.autocast("bfloat16", half=["Exp"]):
-        before = tf.exp(x)
-        with tfmp.autocast(float32=["MatMul"]):
-            within = [tf.exp(x), x @ x]
-        after = tf.exp(x)
-    assert [each.dtype.name for each in [before, *within, after]] == ["bfloat16", "float32", "float32", "bfloat16"]
-
-
 def test_names_can_come_from_any_iterable() -> None:
     x = tf.ones([2, 2])
+    with tfmp.autocast("bfloat16", half=["Exp"]), tfmp.autocast(float32=["MatMul"]):
+        # An inner scope has lists of its own.
+        assert (tf.exp(x).dtype, (x @ x).dtype) == (tf.float32, tf.float32)
     for names in (("Exp", "Pow"), {"Exp", "Pow"}, (name for name in ["Exp", "Pow"]), iter(["Exp", "Pow"])):
         with tfmp.autocast(half=names):
             assert (tf.exp(x).dtype, tf.pow(x, 2).dtype) == (tf.float16, tf.float16)
 
 
-_REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"dtype": "float32"}, ValueError, "float16 or bfloat16, got 'float32'"),
-    ({"dtype": tf.float64}, ValueError, "float16 or bfloat16, got tf.float64"),
-    ({"dtype": "int8"}, ValueError, "got 'int8'"),
-    ({"dtype": "float8_e5m2"}, ValueError, "got 'float8_e5m2'"),
-    ({"dtype": "fp16"}, ValueError, "got 'fp16'"),
-    ({"dtype": "mixed_float16"}, ValueError, "got 'mixed_float16'"),
-    ({"dtype": None}, ValueError, "got None"),
-    ({"dtype": True}, ValueError, "got True"),
-    ({"dtype": ["float16"]}, ValueError, re.escape("got ['float16']")),
-    ({"dtype": "float32", "enabled": False}, ValueError, "got 'float32'"),
-    ({"enabled": "False"}, TypeError, "enabled must be True or False, got 'False' of type str"),
-    ({"half": "Exp"}, TypeError, "half must be a list of names, got 'Exp' of type str"),
-    ({"float32": "MatMul"}, TypeError, "float32 must be a list of names"),
-    ({"widest": ""}, TypeError, "widest must be a list of names"),
-    ({"half": None}, TypeError, "half must be a list of names"),
-    ({"half": 3}, TypeError, "half must be a list of names"),
-    ({"half": ["Matmul"]}, ValueError, "half names 'Matmul'.*did you mean.*MatMul"),
-    ({"float32": ["Softmaxx"]}, ValueError, "float32 names 'Softmaxx'.*did you mean.*Softmax"),
-    ({"widest": ["exp"]}, ValueError, "widest names 'exp'.*did you mean.*Exp"),
-    ({"half": ["matmul"]}, ValueError, "half names 'matmul'.*did you mean.*MatMul"),
-    pytest.param({"half": [tf.exp]}, TypeError, "half must be a list of names, and has <function exp", id="function"),
-    ({"half": ["MatMul", "xyzzy_qq"]}, ValueError, "half names 'xyzzy_qq'.*see dir"),
-    ({"half": ["Exp", None]}, TypeError, "half must be a list of names, and has None of type NoneType"),
-    ({"half": [["Exp"]]}, TypeError, re.escape("half must be a list of names, and has ['Exp'] of type list")),
-    ({"half": ["Cast"]}, ValueError, "half names 'Cast', which returns the type that it is asked for: leave it out"),
-    ({"half": ["Exp"], "widest": ["Exp"]}, ValueError, "Exp stands in half and widest: leave it in one of them"),
-    ({"half": ["Sum"], "float32": ["Sum"], "widest": ["Sum"]}, ValueError, "Sum stands in half and float32 and widest"),
-    ({"half": ["Expp"], "enabled": False}, ValueError, "half names 'Expp'"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"), _REFUSED, ids=[str(arguments) for arguments, _, _ in _REFUSED]
-)
-def test_arguments_that_cannot_be_meant_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    before = (pywrap_tfe.TFE_Py_FastPathExecute, op_def_library._apply_op_helper)
-    with pytest.raises(error, match=message), tfmp.autocast(**arguments):
-        pass
-    assert (pywrap_tfe.TFE_Py_FastPathExecute, op_def_library._apply_op_helper) == before
-    assert (tf.ones([1, 1]) @ tf.ones([1, 1])).dtype == tf.float32
-
-
-@pytest.mark.parametrize("dtype", ["float32", None, "fp8", tf.int32])
-def test_lists_of_other_types_are_refused(dtype: Any) -> None:
-    with pytest.raises(ValueError, match="dtype must be a half-precision type, float16 or bfloat16, got"):
-        tfmp.mixed_precision.autocast_lists(dtype)
+def test_lists_of_other_types_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"dtype must be a half-precision type, float16 or bfloat16, got tf\.int32"):
+        tfmp.mixed_precision.autocast_lists(tf.int32)

@@ -65,6 +65,11 @@ def values(model: Any) -> list[Any]:
     return [(tf.as_dtype(weight.dtype).name, tf.convert_to_tensor(weight).numpy().tolist()) for weight in model.weights]
 
 
+def outputs(model: Any, x: Any) -> list[Any]:
+    """Return the outputs of a model with their types."""
+    return [(each.dtype.name, each.numpy().tolist()) for each in tf.nest.flatten(model(x))]
+
+
 def with_given_weights(model: Any) -> Any:
     """Give the trained variables of a model values that are not random; return the model."""
     for index, weight in enumerate(model.trainable_variables):
@@ -84,16 +89,6 @@ def gradients(model: Any, *inputs: Any) -> list[tf.Tensor]:
     found = tape.gradient(loss, weights)
     assert all(each is not None for each in found)
     return list(found)
-
-
-def half_ops(function: Callable[..., Any], *args: Any) -> set[str]:
-    """Return the names of the types of ops in a function's graph that take or give half precision."""
-    graph = tf.function(function, autograph=False).get_concrete_function(*args).graph
-    nodes = list(graph.get_operations())
-    for inner in graph._functions.values() if hasattr(graph, "_functions") else ():
-        nodes += list(getattr(getattr(inner, "graph", None), "get_operations", list)())
-    half = (tf.float16, tf.bfloat16)
-    return {op.type for op in nodes if any(each.dtype in half for each in (*op.inputs, *op.outputs))}
 
 
 class Case:

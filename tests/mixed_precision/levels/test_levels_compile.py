@@ -1,8 +1,10 @@
 """Models with float16 layers scale their loss when they are compiled, or Keras warns."""
 
+import re
 import warnings
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,97 +33,111 @@ def _warned(model: Any, opt: Any = "sgd", **settings: Any) -> list[str]:
     return [str(each.message) for each in caught]
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+def _set(model: Any) -> Any:
+    model(_X)
+    tfmp.set_precision(model, "O2")
+    return model
+
+
+def _of_tfmp(keras: ModuleType) -> Any:
+    return tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), tfmp.FixedLossScaleManager(8.0))
+
+
+def _of_keras(keras: ModuleType) -> Any:
+    return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+
+
+def _islands(keras: ModuleType) -> Any:
+    head = keras.layers.Dense(2, name="head")
+    with tfmp.precision("O2"):
+        bodies = [keras.layers.Dense(3, name=f"body{index}") for index in range(5)]
+    return keras.Sequential([keras.Input([3]), *bodies, head], name="net")
+
+
+def _with_its_own_compile(keras: ModuleType) -> Any:
+    class Own(keras.Model):  # type: ignore[name-defined] # of any Keras
+        def __init__(self) -> None:
+            super().__init__(name="net")
+            self.head = keras.layers.Dense(2, name="head")
+
+        def call(self, x: Any) -> Any:
+            return self.head(x)
+
+        def compile(self, opt: Any, loss: str) -> None:
+            super().compile(optimizer=opt, loss=loss)
+
+    with tfmp.precision("O3"):
+        return Own()
+
+
+class _Row(NamedTuple):
+    """What is compiled and with what; a pattern of the layers that are named, if any; whether Keras then scales."""
+
+    model: Callable[[ModuleType], Any]
+    named: str | None
+    optimizer: Callable[[ModuleType], Any] = lambda keras: "sgd"
+    is_scaled_by_keras: bool = False
+    settings: dict[str, Any] = {}  # noqa: RUF012 - it is not changed
+    only: str = ""
+
+
+_MIXED, _UNSCALED = "mixed_float16", {"auto_scale_loss": False}
+_ROWS: dict[str, _Row] = {
+    "O1": _Row(lambda keras: _net(keras, "O1"), None, is_scaled_by_keras=True),
+    "O2": _Row(lambda keras: _net(keras, "O2"), None, is_scaled_by_keras=True),
+    "set": _Row(lambda keras: _set(_net(keras)), None, is_scaled_by_keras=True),
+    "subclassed and set": _Row(lambda keras: _set(subclassed(keras)), None, is_scaled_by_keras=True),
+    "O3": _Row(lambda keras: _net(keras, "O3"), "body, head"),
+    "O3 with Adam": _Row(lambda keras: _net(keras, "O3"), "body, head", lambda keras: keras.optimizers.Adam()),
+    "layers with a mixed dtype": _Row(lambda keras: _net(keras, dtype=_MIXED), "body, head"),
+    "island": _Row(_islands, r"body\d, body\d, body\d and 2 more"),
+    "inner model": _Row(
+        lambda keras: keras.Sequential([keras.Input([3]), _net(keras, dtype=_MIXED)], name="net"),
+        "body, head|head, body",
+    ),
+    "compile of its own": _Row(_with_its_own_compile, "head"),
+    "without automatic scaling": _Row(lambda keras: _net(keras, "O2"), "body, head", settings=_UNSCALED, only="keras3"),
+    "scaled by tfmp instead": _Row(lambda keras: _net(keras, "O2"), None, _of_tfmp, settings=_UNSCALED, only="keras3"),
+    "fixed factor of Keras 3": _Row(
+        lambda keras: _net(keras, "O3"),
+        None,
+        lambda keras: keras.optimizers.SGD(0.1, loss_scale_factor=128.0),
+        only="keras3",
+    ),
+    **{
+        f"{level}, scaled by {by}": _Row(lambda keras, level=level: _net(keras, level), None, opt)  # type: ignore[misc]
+        for level in ("O2", "O3")
+        for by, opt in {"tfmp": _of_tfmp, "Keras": _of_keras}.items()
+    },
+    **{
+        level: _Row(lambda keras, level=level: _net(keras, level), None)  # type: ignore[misc] # the default argument
+        for level in ("O0", "O1-bfloat16", "O2-bfloat16", "O3-bfloat16")
+    },
+}
+
+
+@pytest.mark.parametrize("name", _ROWS)
 @for_every_keras()
-def test_keras_scales_the_loss_of_a_model_made_under_a_level(keras: ModuleType, level: str) -> None:
-    model = _net(keras, level)
-    assert _warned(model) == []
-    assert isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
-    model.fit(_X, _Y, verbose=0)
-
-
-@for_every_keras()
-def test_so_it_does_for_a_model_that_is_set_to_a_level(keras: ModuleType) -> None:
-    for model in (_net(keras), subclassed(keras)):
-        model(_X)
-        tfmp.set_precision(model, "O2")
-        assert _warned(model) == []
-        assert isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
-
-
-@for_every_keras()
-def test_model_without_scaling_is_warned_of(keras: ModuleType) -> None:
-    model = _net(keras, "O3")
-    assert _warned(model) == [
-        "the model 'net' computes in float16 (body, head), and is compiled with an optimizer that does not scale the "
-        "loss: small gradients become 0. Pass compile a tfmp.LossScaleOptimizer around the optimizer."
-    ]
-    assert len(_warned(model, keras.optimizers.Adam())) == 1
-
-
-@for_every_keras()
-def test_float16_island_in_a_float32_model_is_warned_of(keras: ModuleType) -> None:
-    with tfmp.precision("O0"):
-        head = keras.layers.Dense(2, name="head")
-        with tfmp.precision("O2"):
-            bodies = [keras.layers.Dense(3, name=f"body{index}") for index in range(5)]
-        model = keras.Sequential([keras.Input([3]), *bodies, head], name="net")
-    (message,) = _warned(model)
-    assert message.startswith("the model 'net' computes in float16 (body")
-    assert message.endswith("Pass compile a tfmp.LossScaleOptimizer around the optimizer.")
-
-
-@for_every_keras()
-def test_layers_with_a_mixed_dtype_are_warned_of(keras: ModuleType) -> None:
-    assert len(_warned(_net(keras, dtype="mixed_float16"))) == 1
-
-
-@for_every_keras()
-def test_inner_models_are_looked_at(keras: ModuleType) -> None:
-    inner = _net(keras, dtype="mixed_float16")
-    model = keras.Sequential([keras.Input([3]), inner], name="outer")
-    assert len(_warned(model)) == 1
-
-
-@for_every_keras("keras3")
-def test_model_that_is_compiled_without_automatic_scaling_is_warned_of(keras: ModuleType) -> None:
-    model = _net(keras, "O2")
-    assert len(_warned(model, auto_scale_loss=False)) == 1
-    assert (
-        _warned(
-            model,
-            tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), tfmp.FixedLossScaleManager(8.0)),
-            auto_scale_loss=False,
-        )
-        == []
+def test_model_with_float16_layers_scales_its_loss_or_is_warned_of(keras: ModuleType, name: str) -> None:
+    row = _ROWS[name]
+    if row.only and is_keras2(keras):
+        pytest.skip("needs Keras 3")
+    model, opt = row.model(keras), row.optimizer(keras)
+    found = _warned(model, opt, **row.settings)
+    message = (
+        f"the model 'net' computes in float16 \\(({row.named})\\), and is compiled with an optimizer that does not "
+        r"scale the loss: small gradients become 0\. Pass compile a tfmp\.LossScaleOptimizer around the optimizer\."
     )
-
-
-@for_every_keras("keras3")
-def test_optimizer_of_keras_3_with_a_fixed_factor_scales(keras: ModuleType) -> None:
-    assert _warned(_net(keras, "O3"), keras.optimizers.SGD(0.1, loss_scale_factor=128.0)) == []
-
-
-@pytest.mark.parametrize("level", ["O2", "O3"])
-@for_every_keras()
-def test_optimizers_that_scale_are_not_warned_of(keras: ModuleType, level: str) -> None:
-    for opt in (
-        keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-        tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1), tfmp.FixedLossScaleManager(8.0)),
-    ):
-        model = _net(keras, level)
-        assert _warned(model, opt) == []
+    assert [bool(re.fullmatch(message, each)) for each in found] == [True] * bool(row.named)
+    if isinstance(opt, str):
+        is_of_keras = isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
+        assert is_of_keras == row.is_scaled_by_keras
+    else:
         assert model.optimizer is opt
-    model.fit(_X, _Y, verbose=0)
-    assert int(opt.applied_steps) == 1
-
-
-@pytest.mark.parametrize("level", ["O0", "O1-bfloat16", "O2-bfloat16", "O3-bfloat16"])
-@for_every_keras()
-def test_models_that_need_no_scaling_are_not_warned_of(keras: ModuleType, level: str) -> None:
-    model = _net(keras, level)
-    assert _warned(model) == []
-    assert not isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
+    if row.is_scaled_by_keras or row.optimizer is _of_tfmp:
+        model.fit(_X, _Y, verbose=0)
+    if row.optimizer is _of_tfmp:
+        assert int(opt.applied_steps) == 1
 
 
 @for_every_keras()
@@ -133,24 +149,6 @@ def test_model_that_is_set_after_it_was_compiled_is_warned_of(keras: ModuleType)
     for level in ("O2-bfloat16", "O0"):
         tfmp.set_precision(model, level)
     assert _warned(model) == []
-
-
-@for_every_keras()
-def test_model_with_its_own_compile_is_warned_of(keras: ModuleType) -> None:
-    class Own(keras.Model):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = keras.layers.Dense(2)
-
-        def call(self, x: Any) -> Any:
-            return self.head(x)
-
-        def compile(self, opt: Any, loss: str) -> None:
-            super().compile(optimizer=opt, loss=loss)
-
-    with tfmp.precision("O3"):
-        model = Own()
-    assert len(_warned(model)) == 1
 
 
 @for_every_keras()

@@ -1,4 +1,4 @@
-"""Levels go together with loss scaling, accumulation, replicas, clipping, GradScaler and recomputation."""
+"""Levels go together with loss scaling, accumulation, replicas, clipping, recomputation and the check."""
 
 from types import ModuleType
 from typing import Any
@@ -66,44 +66,6 @@ def test_replicas_train_with_accumulation_and_clipping_and_skip_an_overflow_toge
     assert (int(opt.applied_steps), int(opt.skipped_steps), float(opt.loss_scale)) == (8, 1, _SCALE / 2)
     for weight, value in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), value)
-
-
-@for_every_keras()
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_loop_with_a_grad_scaler_trains_and_clips(keras: ModuleType, level: str) -> None:
-    x, y = _data()
-    with tfmp.precision(level):
-        model = _model(keras)
-    opt = keras.optimizers.SGD(0.1)
-    scaler = tfmp.GradScaler(init_scale=_SCALE)
-    weights = model.trainable_variables
-    losses = []
-    for _ in range(5):
-        with tf.GradientTape() as tape:
-            probabilities = model(x, training=True)
-            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, probabilities))
-            scaled = scaler.scale(loss)
-        grads = tape.gradient(scaled, [each.value if keras.__version__.startswith("3.") else each for each in weights])
-        grads = scaler.unscale(opt, grads)
-        assert [each.dtype for each in grads] == [tf.float32] * len(weights)
-        grads, _ = tfmp.clip_by_global_norm(grads, 1.0)
-        scaler.step(opt, zip(grads, weights, strict=True))
-        scaler.update()
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-
-
-@for_every_keras()
-def test_level_is_set_between_two_trainings_of_one_optimizer(keras: ModuleType) -> None:
-    x, y = _data()
-    model, opt = _model(keras), _optimizer(keras)
-    model.compile(opt, "sparse_categorical_crossentropy")
-    losses = []
-    for level in ("O2", "O1-bfloat16", "O0"):
-        tfmp.set_precision(model, level)
-        losses += model.fit(x, y, epochs=2, verbose=0).history["loss"]
-    assert losses[-1] < 0.9 * losses[0]
-    assert int(opt.applied_steps) == 6
 
 
 @for_every_keras("keras3", "keras2")

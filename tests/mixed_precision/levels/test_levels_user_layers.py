@@ -97,18 +97,6 @@ def test_inputs_of_a_layer_of_the_users_may_be_tensors_by_name(keras: ModuleType
     assert model.encoder.inputs["ids"].dtype == "float16"
 
 
-@for_every_keras("keras2", "tf_keras")
-def test_types_that_a_class_of_the_users_names_so_are_not_those_of_keras(keras: ModuleType) -> None:
-    class Own(keras.layers.Dense):  # type: ignore[name-defined]
-        compute_dtype = "none of your business"
-        variable_dtype = None
-
-    model = keras.Sequential([keras.Input([3]), Own(2)])
-    report = tfmp.set_precision(model, "O2")
-    assert [layer.now for layer in report.layers] == ["mixed_float16"] * 2
-    assert model(_X).dtype == tf.float16
-
-
 @for_every_keras()
 def test_activation_that_cannot_be_read_yet_is_none(keras: ModuleType) -> None:
     class Own(keras.layers.Layer):  # type: ignore[name-defined]
@@ -119,6 +107,18 @@ def test_activation_that_cannot_be_read_yet_is_none(keras: ModuleType) -> None:
     layer = Own()
     tfmp.set_precision(layer, "O1")
     assert policy(layer) == "mixed_float16"
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_types_that_a_class_of_the_users_names_so_are_not_those_of_keras(keras: ModuleType) -> None:
+    class Own(keras.layers.Dense):  # type: ignore[name-defined]
+        compute_dtype = "none of your business"
+        variable_dtype = None
+
+    model = keras.Sequential([keras.Input([3]), Own(2)])
+    report = tfmp.set_precision(model, "O2")
+    assert [layer.now for layer in report.layers] == ["mixed_float16"] * 2
+    assert model(_X).dtype == tf.float16
 
 
 def _task(keras: ModuleType, preprocessor: Any, call: Callable[..., Any] | None = None) -> Any:
@@ -194,116 +194,65 @@ def test_layer_that_is_not_called_is_kept_if_it_is_named(keras: ModuleType) -> N
     assert policy(shared.scale) == "float32"
 
 
-def _fails_at_the_last_layer(keras: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("injected")
-
-    kind = type(model.layers[-1])
-    if is_keras2(keras):
-        own = kind._set_dtype_policy
-        monkeypatch.setattr(
-            kind, "_set_dtype_policy", lambda self, new: refuse() if new.name != "float32" else own(self, new)
-        )
-    else:
-        monkeypatch.setattr(kind, "dtype_policy", property(kind.dtype_policy.fget, refuse))
+def _trained(keras: ModuleType, last: Any) -> Any:
+    layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), last(2, name="last")]
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile("sgd", "mse")
+    model.fit(_X, _Y, verbose=0)
+    return model
 
 
-def _fails_after_the_layers(step: str) -> Callable[..., None]:
-    def inject(_: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        name = "tfmp.mixed_precision.levels." + step
-        module = __import__(name.rpartition(".")[0], fromlist=["_"])
-        own, calls = getattr(module, step.rpartition(".")[2]), []
-
-        def failing(*args: Any) -> Any:
-            calls.append(args)
-            if len(calls) == 2 or step.endswith("warn_of_unscaled_loss"):
-                raise RuntimeError("injected")
-            return own(*args)
-
-        monkeypatch.setattr(name, failing)
-
-    return inject
+def _state(model: Any) -> Any:
+    # Keras 2 makes a property of its own anew with the policy.
+    variables = [{name: id(v) for name, v in vars(layer).items() if "dtype" not in name} for layer in model.layers]
+    traced = [getattr(model, f"{each}_function") for each in ("train", "test", "predict")]
+    return policies(model), values(model), variables, traced, model.inputs[0].dtype, model(_X).numpy().tolist()
 
 
-_STAGES: dict[str, Callable[..., None]] = {
-    "last layer": _fails_at_the_last_layer,
-    "inputs": _fails_after_the_layers("policy_changes.widen_inputs"),
-    "traces": _fails_after_the_layers("policy_changes._forget_traces"),
-    "warning": _fails_after_the_layers("existing_models.warn_of_unscaled_loss"),
-}
-
-
-@pytest.mark.parametrize("stage", _STAGES)
 @for_every_keras()
-def test_model_is_as_before_if_setting_a_level_fails(
-    keras: ModuleType, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_is_as_before_if_a_layer_refuses_its_policy(keras: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     class Last(keras.layers.Dense):  # type: ignore[name-defined]
         pass
 
-    model = keras.Sequential(
-        [keras.Input([3]), keras.layers.Dense(3), keras.layers.BatchNormalization(), Last(2, name="last")]
-    )
-    model.compile("sgd", "mse")
-    model.fit(_X, _Y, verbose=0)
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("injected")
 
-    def state() -> Any:
-        variables = [{name: id(value) for name, value in vars(layer).items()} for layer in model.layers]
-        traced = [getattr(model, f"{each}_function") for each in ("train", "test", "predict")]
-        return policies(model), values(model), variables, traced, model.inputs[0].dtype, model(_X).numpy().tolist()
-
-    def kept(found: Any) -> Any:
-        types, weights, variables, *others = found
-        # Keras 2 makes a property of its own anew with the policy.
-        return types, weights, [{k: v for k, v in each.items() if "dtype" not in k} for each in variables], *others
-
-    before = kept(state())
+    model = _trained(keras, Last)
+    before = _state(model)
     with monkeypatch.context() as patch:
-        _STAGES[stage](keras, model, patch)
+        if is_keras2(keras):
+            own = Last._set_dtype_policy
+            refusing = lambda self, new: refuse() if new.name != "float32" else own(self, new)  # noqa: E731
+            patch.setattr(Last, "_set_dtype_policy", refusing)
+        else:
+            patch.setattr(Last, "dtype_policy", property(Last.dtype_policy.fget, refuse))
         with pytest.raises(RuntimeError, match="injected"):
             tfmp.set_precision(model, "O2")
-    assert kept(state()) == before
+    assert _state(model) == before
 
 
 @for_every_keras()
 def test_model_is_as_before_if_the_warning_is_an_error(keras: ModuleType) -> None:
-    model = CASES["sequential"].built(keras)
-    model.compile("sgd", "mse")
-    before = policies(model)
+    model = _trained(keras, keras.layers.Dense)
+    before = _state(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="does not scale the loss"):
             tfmp.set_precision(model, "O2")
-    assert policies(model) == before
+    assert _state(model) == before
 
 
 @for_every_keras("keras3")
-def test_map_of_policies_is_as_before_if_setting_a_level_fails(
-    keras: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_map_of_policies_is_as_before_if_the_warning_is_an_error(keras: ModuleType) -> None:
     if not hasattr(keras.dtype_policies, "DTypePolicyMap"):
         pytest.skip("needs maps of policies")
     found = keras.dtype_policies.DTypePolicyMap(default_policy=keras.dtype_policies.DTypePolicy("float32"))
     layers = [keras.layers.Dense(2, dtype=found, name=name) for name in ("one", "two")]
     model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile("sgd", "mse")
     before = dict(found)
-    _STAGES["warning"](keras, model, monkeypatch)
-    with pytest.raises(RuntimeError, match="injected"):
-        tfmp.set_precision(model, "O2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="does not scale the loss"):
+            tfmp.set_precision(model, "O2")
     assert (dict(found), {layer.compute_dtype for layer in layers}) == (before, {"float32"})
-
-
-@pytest.mark.parametrize("module", ["quantize_wrapper", "quantize_layer", "cluster_wrapper"])
-@for_every_keras("keras2", "tf_keras")
-def test_layers_that_simulate_a_quantization_are_refused(keras: ModuleType, module: str) -> None:
-    # As TensorFlow Model Optimization has them.
-    simulating = type("Simulating", (keras.layers.Wrapper,), {"call": lambda self, x: self.layer(x)})
-    simulating.__module__ = f"tensorflow_model_optimization.python.core.{module}"
-    layer = type("Own", (simulating,), {})(keras.layers.Dense(2), name="quant_head")
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3), layer])
-    before = policies(model)
-    with pytest.raises(ValueError, match="the layers quant_head are quantized"):
-        tfmp.set_precision(model, "O2")
-    assert policies(model) == before
-    with pytest.raises(ValueError, match=r"quant_head\. Pass .* the model before it was quantized"):
-        tfmp.check_precision(model, "mse", [(_X, _Y)], progress=False)

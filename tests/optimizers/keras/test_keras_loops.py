@@ -1,10 +1,10 @@
-"""Custom training loops in every Keras: all ways of writing them train alike."""
+"""Custom training loops in every Keras: all ways of writing them train alike; wrong ones are refused or warned of."""
 
-import contextlib
+import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from kerases import (
     SCALE,
     fit_linear,
     for_every_keras,
+    installed,
     kernel_and_bias,
     linear_model,
     optimizer,
@@ -22,63 +23,80 @@ from kerases import (
     wrap,
 )
 
-pytestmark = pytest.mark.essential
+_in_both_modes = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+_in_both_styles = pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
 
 # A function that takes one step, given the optimizer, the variables and a function that returns the loss.
 _Way: TypeAlias = Callable[[Any, list[Any], Callable[[], tf.Tensor]], None]
 
 
-def _scale_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+def _gradients(loss: Callable[[], tf.Tensor], variables: list[Any]) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
-        scaled = opt.scale_loss(loss_fn())
-    opt.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+        value = loss()
+    return list(tape.gradient(value, variables))
 
 
-def _get_scaled_loss(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    with tf.GradientTape() as tape:
-        scaled = opt.get_scaled_loss(loss_fn())
-    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+def _scale_loss(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    opt.apply_gradients(zip(_gradients(lambda: opt.scale_loss(loss()), variables), variables, strict=True))
+
+
+def _get_scaled_loss(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    grads = opt.get_unscaled_gradients(_gradients(lambda: opt.get_scaled_loss(loss()), variables))
     # This limit is far above all finite norms here, so clipping changes nothing.
     grads, _ = tf.clip_by_global_norm(grads, 2.0**20)
     opt.apply_gradients(zip(grads, variables, strict=True))
 
 
-def _get_scaled_loss_of_function(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    with tf.GradientTape() as tape:
-        scaled = opt.get_scaled_loss(loss_fn)()
-    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+def _get_scaled_loss_of_function(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    grads = opt.get_unscaled_gradients(_gradients(opt.get_scaled_loss(loss), variables))
     opt.apply_gradients(zip(grads, variables, strict=True))
 
 
-def _scale_loss_and_unscale(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    with tf.GradientTape() as tape:
-        scaled = opt.scale_loss(loss_fn())
-    grads = opt.get_unscaled_gradients(tape.gradient(scaled, variables))
+def _scale_loss_and_unscale(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    grads = opt.get_unscaled_gradients(_gradients(lambda: opt.scale_loss(loss()), variables))
     opt.apply_gradients(zip(grads, variables, strict=True))
 
 
-def _minimize_function(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    opt.minimize(loss_fn, variables)
+def _minimize_function(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    opt.minimize(loss, variables)
 
 
-def _minimize_tensor(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
+def _minimize_tensor(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
     with tf.GradientTape() as tape:
-        loss = loss_fn()
-    opt.minimize(loss, variables, tape=tape)
+        value = loss()
+    opt.minimize(value, variables, tape=tape)
 
 
-def _compute_gradients(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    opt.apply_gradients(opt.compute_gradients(loss_fn, variables))
+def _apply(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    opt.apply(_gradients(lambda: opt.scale_loss(loss()), variables), variables)
 
 
-def _apply(opt: Any, variables: list[Any], loss_fn: Callable[[], tf.Tensor]) -> None:
-    with tf.GradientTape() as tape:
-        scaled = opt.scale_loss(loss_fn())
-    opt.apply(tape.gradient(scaled, variables), variables)
+def _compute_gradients(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
+    opt.apply_gradients(opt.compute_gradients(loss, variables))
 
 
-def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
-    """Check that a loop trains as without a wrapper on the inputs that do not overflow."""
+_WAYS = [
+    _scale_loss,
+    _get_scaled_loss,
+    _get_scaled_loss_of_function,
+    _scale_loss_and_unscale,
+    _minimize_function,
+    _minimize_tensor,
+]
+
+
+@_in_both_modes
+@pytest.mark.parametrize(
+    ("keras", "way"),
+    [
+        pytest.param(keras, way, id=f"{id_}-{way.__name__}")
+        for id_, keras in installed().items()
+        for way in [*_WAYS, _apply if id_ == "keras3" else _compute_gradients]
+    ],
+)
+def test_every_way_of_writing_a_loop_trains_as_without_a_wrapper(
+    keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     inner, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
     opt = wrap(inner)
     wrapped_variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
@@ -95,95 +113,160 @@ def _check(keras: ModuleType, way: _Way, compiled: bool) -> None:
             take_step(plain, plain_variables, [2 * factor * kernel, factor * tf.ones_like(bias)])
         assert values([*wrapped_variables, *inner.variables]) == values([*plain_variables, *plain.variables])
     assert (float(opt.loss_scale), int(opt.iterations), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
+    assert not _warnings(caplog)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize(
-    "way",
-    [
-        _scale_loss,
-        _get_scaled_loss,
-        _get_scaled_loss_of_function,
-        _scale_loss_and_unscale,
-        _minimize_function,
-        _minimize_tensor,
-    ],
-)
 @for_every_keras()
-def test_every_way_of_writing_a_loop_trains_alike(
-    keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    _check(keras, way, compiled)
-    assert not [record for record in caplog.records if record.name == "tfmp"]
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@for_every_keras("keras3")
-def test_apply_trains_alike(keras: ModuleType, compiled: bool) -> None:
-    _check(keras, _apply, compiled)
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@for_every_keras("keras2", "tf_keras")
-def test_compute_gradients_trains_alike(keras: ModuleType, compiled: bool) -> None:
-    _check(keras, _compute_gradients, compiled)
+def test_fit_and_both_kinds_of_loop_can_alternate(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    model = linear_model(keras, wrap(optimizer(keras)))
+    for step, way in enumerate([None, _scale_loss, None, _get_scaled_loss, None, _scale_loss, _get_scaled_loss, None]):
+        if way is None:
+            fit_linear(model, [1])
+        else:
+            way(model.optimizer, model.trainable_variables, lambda: tf.reduce_sum(model(tf.ones([1, 1]))))
+        assert values(model.weights) == [[[-0.5 * (step + 1)]]]
+    assert not _warnings(caplog)
 
 
 @for_every_keras()
 def test_clipping_between_unscaling_and_applying_sees_true_magnitudes(keras: ModuleType) -> None:
-    weight = variable(keras, [1, 2, 3, 4])
-    opt = wrap(optimizer(keras))
-    with tf.GradientTape() as tape:
-        scaled = opt.get_scaled_loss(tf.reduce_sum(weight * 2.0))
-    grads, norm = tf.clip_by_global_norm(opt.get_unscaled_gradients(tape.gradient(scaled, [weight])), 1.0)
+    weight, opt = variable(keras, [1, 2, 3, 4]), wrap(optimizer(keras))
+    grads = _gradients(lambda: opt.get_scaled_loss(tf.reduce_sum(weight * 2.0)), [weight])
+    grads, norm = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads), 1.0)
     opt.apply_gradients(zip(grads, [weight], strict=True))
-    assert float(norm) == 4
-    assert weight.numpy().tolist() == [0.75, 1.75, 2.75, 3.75]
+    assert (float(norm), weight.numpy().tolist()) == (4, [0.75, 1.75, 2.75, 3.75])
 
 
-def _linear(keras: ModuleType) -> tuple[Any, list[Any]]:
-    """Return an optimizer and two weights, whose gradients are 1 and 3."""
-    weights = [variable(keras, 1.0), variable(keras, 2.0)]
-    opt = wrap(optimizer(keras))
-    opt.build(weights)
-    return opt, weights
+class _Loop(NamedTuple):
+    """An optimizer and two weights, 1 and 2, whose gradients are 1 and 3, and a style to scale the loss."""
+
+    opt: Any
+    weights: list[Any]
+    style: str
+
+    def scaled(self) -> list[tf.Tensor]:
+        first, second = self.weights
+        return _gradients(lambda: getattr(self.opt, self.style)(first * 1.0 + second * 3.0), self.weights)
+
+    def unscaled(self, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        return list(self.opt.get_unscaled_gradients(grads))
+
+    def apply(self, grads: list[tf.Tensor]) -> None:
+        self.opt.apply_gradients(zip(grads, self.weights, strict=True))
+
+    def run(self, step: Callable[["_Loop"], None], compiled: bool, times: int = 1) -> None:
+        take = (
+            tf.function(functools.partial(step, self), autograph=False) if compiled else functools.partial(step, self)
+        )
+        for _ in range(times):
+            take()
 
 
-def _scaled_gradients(opt: Any, weights: list[Any], style: str) -> list[tf.Tensor]:
-    with tf.GradientTape() as tape:
-        loss = getattr(opt, style)(weights[0] * 1.0 + weights[1] * 3.0)
-    return list(tape.gradient(loss, weights))
+def _loop(keras: ModuleType, style: str = "get_scaled_loss") -> _Loop:
+    loop = _Loop(wrap(optimizer(keras)), [variable(keras, 1.0), variable(keras, 2.0)], style)
+    loop.opt.build(loop.weights)
+    return loop
 
 
-def _run(step: Callable[[], None], compiled: bool, times: int = 1) -> None:
-    run = tf.function(step) if compiled else step
-    for _ in range(times):
-        run()
+def _throws_away(loop: _Loop) -> None:
+    grads = loop.scaled()
+    loop.unscaled(grads)
+    loop.apply(grads)
 
 
-_IN_BOTH_MODES = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def _clips_the_argument(loop: _Loop) -> None:
+    grads = loop.scaled()
+    loop.unscaled(grads)
+    loop.apply(tf.clip_by_global_norm(grads, 1.0)[0])
 
 
-@_IN_BOTH_MODES
-@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
+def _unscales_a_part(loop: _Loop) -> None:
+    first, second = loop.scaled()
+    loop.apply([*tf.clip_by_global_norm(loop.unscaled([first]), 0.5)[0], second])
+
+
+def _adds_a_penalty(loop: _Loop) -> None:
+    first, _ = loop.scaled()
+    _, weight = loop.weights
+    penalty = _gradients(lambda: weight * weight, [weight])
+    loop.apply([*tf.clip_by_global_norm(loop.unscaled([first]), 0.5)[0], *penalty])
+
+
+def _unscales_twice(loop: _Loop) -> None:
+    loop.unscaled(loop.unscaled(loop.scaled()))
+
+
+_COMPUTED_AFTER = r"apply_gradients got gradients \(1 of 2\) that were computed after the loss was scaled"
+
+
+@_in_both_modes
+@_in_both_styles
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (_throws_away, r"apply_gradients got gradients that were passed to get_unscaled_gradients"),
+        (_clips_the_argument, r"apply_gradients got .* clip what get_unscaled_gradients returned"),
+        (_unscales_a_part, _COMPUTED_AFTER),
+        (_adds_a_penalty, _COMPUTED_AFTER),
+        (_unscales_twice, r"got gradients that it returned: they would be divided .* twice"),
+    ],
+)
 @for_every_keras()
-def test_gradients_whose_unscaled_values_are_thrown_away_are_unscaled_or_refused(
-    keras: ModuleType, style: str, compiled: bool
+def test_gradients_that_are_not_or_not_all_unscaled_are_refused(
+    keras: ModuleType, step: Callable[[_Loop], None], message: str, style: str, compiled: bool
 ) -> None:
-    opt, weights = _linear(keras)
+    loop = _loop(keras, style)
+    if step is _throws_away and (style == "scale_loss" or keras.__version__.startswith("3.")):
+        # The step unscales them.
+        loop.run(step, compiled, times=2)
+        assert values(loop.weights) == [0, -1]
+        return
+    if step is _clips_the_argument and not compiled:
+        pytest.skip("only a graph tells what a tensor was computed from")
+    with pytest.raises(RuntimeError, match=message):
+        loop.run(step, compiled)
+    assert values(loop.weights) == [1, 2]
 
-    def step() -> None:
-        grads = _scaled_gradients(opt, weights, style)
-        opt.get_unscaled_gradients(grads)
-        opt.apply_gradients(zip(grads, weights, strict=True))
 
-    if style == "get_scaled_loss" and keras.__version__.startswith("2."):
-        with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_grad"):
-            _run(step, compiled)
-        assert values(weights) == [1, 2]
-    else:
-        _run(step, compiled, times=2)
-        assert values(weights) == [0, -1]
+@_in_both_modes
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "only looked at"])
+@for_every_keras()
+def test_part_that_is_not_unscaled_is_refused_after_gradients_that_were_unscaled_without_a_step(
+    keras: ModuleType, fails: bool, compiled: bool
+) -> None:
+    def looks(loop: _Loop) -> None:
+        loop.unscaled(loop.scaled())
+        if fails:
+            raise ValueError("of the loop")
+
+    loop = _loop(keras)
+    try:
+        loop.run(looks, compiled)
+    except ValueError:
+        assert fails
+    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
+        loop.run(_unscales_a_part, compiled)
+    assert values(loop.weights) == [1, 2]
+
+
+@_in_both_styles
+@for_every_keras()
+def test_other_half_of_the_gradients_is_not_applied_as_it_is(keras: ModuleType, style: str) -> None:
+    loop = _loop(keras, style)
+    grads = loop.scaled()
+    loop.opt.apply_gradients([(loop.unscaled(grads[:1])[0], loop.weights[0])])
+    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
+        loop.opt.apply_gradients([(grads[1], loop.weights[1])])
+    assert values(loop.weights) == [0.5, 2]
+    if keras.__version__.startswith("3.") and style == "get_scaled_loss":
+        # Those that were to be unscaled before the last step.
+        loop = _loop(keras, style)
+        grads = loop.scaled()
+        loop.unscaled(grads)
+        loop.opt.apply_gradients([(grads[0], loop.weights[0])])
+        with pytest.raises(RuntimeError, match=r"got gradients that were passed to get_unscaled_gradients"):
+            loop.opt.apply_gradients([(grads[1], loop.weights[1])])
+        assert values(loop.weights) == [0.5, 2]
 
 
 @pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])
@@ -201,124 +284,18 @@ def test_sparse_gradients_whose_rows_are_a_variable_or_an_array_are_not_guessed_
     assert values([table]) == [[1, 1]]
 
 
-@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
 @for_every_keras()
-def test_clipping_the_argument_of_get_unscaled_gradients_is_refused_in_a_function(
-    keras: ModuleType, style: str
-) -> None:
-    opt, weights = _linear(keras)
-
-    def step() -> None:
-        grads = _scaled_gradients(opt, weights, style)
-        opt.get_unscaled_gradients(grads)
-        clipped, _ = tf.clip_by_global_norm(grads, 1.0)
-        opt.apply_gradients(zip(clipped, weights, strict=True))
-
-    with pytest.raises(RuntimeError, match=r"apply_gradients got .* clip what get_unscaled_gradients returned"):
-        _run(step, compiled=True)
-    assert values(weights) == [1, 2]
-
-
-@_IN_BOTH_MODES
-@pytest.mark.parametrize("other", ["part", "penalty"])
-@pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
-@for_every_keras()
-def test_gradients_that_are_not_unscaled_with_the_others_are_refused(
-    keras: ModuleType, style: str, other: str, compiled: bool
-) -> None:
-    opt, weights = _linear(keras)
-
-    def step() -> None:
-        first, second = _scaled_gradients(opt, weights, style)
-        if other == "penalty":
-            with tf.GradientTape() as tape:
-                penalty = weights[1] * weights[1]
-            second = tape.gradient(penalty, weights[1])
-        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients([first]), 0.5)
-        opt.apply_gradients(zip([*clipped, second], weights, strict=True))
-
-    with pytest.raises(
-        RuntimeError, match=r"apply_gradients got gradients \(1 of 2\) that were computed after the loss was scaled"
-    ):
-        _run(step, compiled)
-    assert values(weights) == [1, 2]
-
-
-@_IN_BOTH_MODES
-@pytest.mark.parametrize("before", ["failed", "only looked at"])
-@for_every_keras()
-def test_part_that_is_not_unscaled_is_refused_after_gradients_that_were_unscaled_without_a_step(
-    keras: ModuleType, before: str, compiled: bool
-) -> None:
-    opt, weights = _linear(keras)
-
-    def failing() -> None:
-        opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
-        if before == "failed":
-            raise ValueError(before)
-
-    def step() -> None:
-        grads = _scaled_gradients(opt, weights, "get_scaled_loss")
-        clipped, _ = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads[:1]), 0.5)
-        opt.apply_gradients(zip([*clipped, *grads[1:]], weights, strict=True))
-
-    with pytest.raises(ValueError, match=before) if before == "failed" else contextlib.nullcontext():
-        _run(failing, compiled)
-    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
-        _run(step, compiled)
-    assert values(weights) == [1, 2]
-
-
-@for_every_keras()
-def test_gradients_that_were_unscaled_are_not_unscaled_again(keras: ModuleType) -> None:
-    opt, weights = _linear(keras)
-    unscaled = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
-    with pytest.raises(RuntimeError, match=r"got gradients that it returned: they would be divided .* twice"):
-        opt.get_unscaled_gradients(unscaled)
-
-
-@pytest.mark.parametrize("style", ["get_scaled_loss", "scale_loss"])
-@for_every_keras()
-def test_other_half_of_the_gradients_is_not_applied_as_it_is(keras: ModuleType, style: str) -> None:
-    opt, weights = _linear(keras)
-    grads = _scaled_gradients(opt, weights, style)
-    opt.apply_gradients([(opt.get_unscaled_gradients(grads[:1])[0], weights[0])])
-    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
-        opt.apply_gradients([(grads[1], weights[1])])
-    assert values(weights)[1] == 2
-
-
-@for_every_keras()
-def test_gradients_in_true_magnitude_of_another_loss_are_applied_as_they_are(keras: ModuleType) -> None:
-    opt, weights = _linear(keras)
-    zero = tf.constant(0.0)
+def test_gradients_in_true_magnitude_of_another_loss_and_sums_are_applied_as_they_are(keras: ModuleType) -> None:
+    loop, zero = _loop(keras), tf.constant(0.0)
     for other in (lambda: tf.constant(2.0), lambda: zero):
-        (first,) = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss")[:1])
-        opt.apply_gradients(zip([first, other()], weights, strict=True))
-    assert values(weights) == [0, 1]
-
-
-@for_every_keras()
-def test_sums_of_unscaled_gradients_are_applied_as_they_are(keras: ModuleType) -> None:
-    opt, weights = _linear(keras)
+        loop.apply([loop.unscaled(loop.scaled()[:1])[0], other()])
+    assert values(loop.weights) == [0, 1]
     for _ in range(2):
         sums = [tf.constant(0.0), tf.constant(0.0)]
         for _ in range(3):
-            grads = opt.get_unscaled_gradients(_scaled_gradients(opt, weights, "get_scaled_loss"))
-            sums = [total + grad for total, grad in zip(sums, grads, strict=True)]
-        opt.apply_gradients(zip(sums, weights, strict=True))
-    assert values(weights) == [-2, -7]
-
-
-@for_every_keras("keras3")
-def test_gradients_that_were_to_be_unscaled_before_the_last_step_are_refused(keras: ModuleType) -> None:
-    opt, weights = _linear(keras)
-    grads = _scaled_gradients(opt, weights, "get_scaled_loss")
-    opt.get_unscaled_gradients(grads)
-    opt.apply_gradients([(grads[0], weights[0])])
-    with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_gradients"):
-        opt.apply_gradients([(grads[1], weights[1])])
-    assert values(weights) == [0.5, 2]
+            sums = [total + grad for total, grad in zip(sums, loop.unscaled(loop.scaled()), strict=True)]
+        loop.apply(sums)
+    assert values(loop.weights) == [-3, -8]
 
 
 @for_every_keras()
@@ -326,70 +303,74 @@ def test_replicas_that_throw_unscaled_values_away_train_alike(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     with two_replicas.scope():
-        opt, weights = _linear(keras)
+        loop = _loop(keras, "scale_loss")
 
     def step() -> None:
-        grads = _scaled_gradients(opt, weights, "scale_loss")
-        opt.get_unscaled_gradients(grads)
+        grads = loop.scaled()
+        loop.unscaled(grads)
         # Another replica runs meanwhile.
         tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
-        opt.apply_gradients(zip(grads, weights, strict=True))
+        loop.apply(grads)
 
     run = tf.function(lambda: two_replicas.run(step))
     for _ in range(2):
         run()
-    assert values(weights) == [-1, -4]
+    assert values(loop.weights) == [-1, -4]
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "tfmp"]
 
 
-@for_every_keras()
-def test_gradients_that_were_not_unscaled_are_applied_with_a_warning(
-    keras: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    weight = variable(keras, [1, 2])
-    opt = wrap(optimizer(keras))
+def _scales_alone(opt: Any, weight: Any) -> None:
     opt.get_scaled_loss(tf.constant(1.0))
     opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
-    (warning,) = _warnings(caplog)
-    assert "applied as they are, and get_unscaled_gradients was not called before" in warning
-    assert weight.numpy().tolist() == [1 - 0.5 * SCALE, 2]
 
 
-@for_every_keras("keras2", "tf_keras")
-def test_gradients_of_a_loss_that_was_not_scaled_are_applied_with_a_warning(
-    keras: ModuleType, caplog: pytest.LogCaptureFixture
+def _applies_alone(opt: Any, weight: Any) -> None:
+    opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
+
+
+def _unscales_alone(opt: Any, weight: Any) -> None:
+    opt.get_unscaled_gradients([tf.constant([1.0])])
+
+
+_AS_THEY_ARE, _SCALED = [1 - SCALE, 2], [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message", "of_keras_2", "of_keras_3"),
+    [
+        (
+            _scales_alone,
+            "applied as they are, and get_unscaled_gradients was not called before",
+            _AS_THEY_ARE,
+            _AS_THEY_ARE,
+        ),
+        (_applies_alone, "applied as they are, and get_scaled_loss was not called before", _AS_THEY_ARE, None),
+        (_applies_alone, "divided by the loss scale, and scale_loss was not called before", None, _SCALED),
+        (_unscales_alone, "the loss was not scaled before", [1, 2], [1, 2]),
+    ],
+)
+@for_every_keras()
+def test_step_whose_loss_or_gradients_were_not_scaled_or_unscaled_warns_once(
+    keras: ModuleType, steps: Any, message: str, of_keras_2: Any, of_keras_3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weight = variable(keras, [1, 2])
-    opt = wrap(optimizer(keras))
-    opt.apply_gradients([(tf.constant([1.0, 0.0]), weight)])
-    (warning,) = _warnings(caplog)
-    assert "applied as they are, and get_scaled_loss was not called before" in warning
-    assert weight.numpy().tolist() == [0.5, 2]
-
-
-@for_every_keras("keras3")
-def test_gradients_are_unscaled_with_a_warning_if_no_method_was_called_before(
-    keras: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    weight = variable(keras, [1, 2])
-    opt = wrap(optimizer(keras))
+    expected = of_keras_3 if keras.__version__.startswith("3.") else of_keras_2
+    if expected is None:
+        pytest.skip("the other row is of this Keras")
+    weight, opt = variable(keras, [1, 2]), wrap(optimizer(keras))
     for _ in range(2):
-        opt.apply_gradients([(tf.constant([SCALE, 0]), weight)])
-    assert weight.numpy().tolist() == [0, 2]
+        steps(opt, weight)
     (warning,) = _warnings(caplog)
-    assert "divided by the loss scale, and scale_loss was not called before" in warning
+    assert message in warning
+    assert weight.numpy().tolist() == expected
 
 
 @for_every_keras()
-@pytest.mark.parametrize("compiled", [False, True])
-def test_warning_names_the_line_and_is_given_once(
-    keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool
-) -> None:
-    weight = variable(keras, [1, 2])
-    opt = wrap(optimizer(keras))
+@_in_both_modes
+def test_warning_names_the_line(keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+    weight, opt = variable(keras, [1, 2]), wrap(optimizer(keras))
     opt.build([weight])
 
     def step() -> None:
@@ -404,29 +385,3 @@ def test_warning_names_the_line_and_is_given_once(
     first = step.__code__.co_firstlineno
     (warning,) = _warnings(caplog)
     assert warning.startswith(f"test_keras_loops.py:{first + (3 if compiled else 4)}: ")
-
-
-@for_every_keras()
-def test_fit_never_warns(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    fit_linear(linear_model(keras, wrap(optimizer(keras))), [1, 1])
-    assert not _warnings(caplog)
-
-
-@for_every_keras()
-def test_unscaling_gradients_of_a_loss_that_was_not_scaled_warns(
-    keras: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    wrap(optimizer(keras)).get_unscaled_gradients([tf.constant([1.0])])
-    (warning,) = _warnings(caplog)
-    assert "the loss was not scaled before" in warning
-
-
-@for_every_keras()
-def test_fit_and_both_kinds_of_loop_can_alternate(keras: ModuleType) -> None:
-    model = linear_model(keras, wrap(optimizer(keras)))
-    for step, way in enumerate([None, _scale_loss, None, _get_scaled_loss, None, _scale_loss, _get_scaled_loss, None]):
-        if way is None:
-            fit_linear(model, [1])
-        else:
-            way(model.optimizer, model.trainable_variables, lambda: tf.reduce_sum(model(tf.ones([1, 1]))))
-        assert values(model.weights) == [[[-0.5 * (step + 1)]]]

@@ -1,6 +1,5 @@
 """The path of a gradient through a step, the same for every host framework."""
 
-import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -176,10 +175,14 @@ class LossScaler:
         def record(counts: tf.Tensor) -> Done:
             return self._record_overflows(stored, counts, distribution)
 
+        def record_dropped(held: Gradients) -> list[Done]:
+            counts = update.counts_if_finite(held)
+            return [] if counts is None else [record(counts)]
+
         # A strategy calls the first replica's functions for all replicas, so what differs comes as an argument.
         def apply(held: Gradients) -> Done:
-            done, counts = update.apply(held), update.counts_if_applied(held)
-            return tf.group(done, *([] if counts is None else [record(counts)]))
+            done = update.apply(held)
+            return tf.group(done, *record_dropped(held))
 
         def count(held: Gradients) -> Done:
             return record(update.counts(held))
@@ -187,7 +190,12 @@ class LossScaler:
         def skip(held: Gradients) -> Done:
             if result.spike is None or norm is None or norm.look is None:
                 return count(held)
-            describe = functools.partial(self.norms.describe_spike, update, norm.look)
+            look = norm.look
+
+            def describe(held: Gradients) -> Done:
+                done = self.norms.describe_spike(update, look, held)
+                return tf.group(done, *record_dropped(held))
+
             return distribution.conditional_update(result.spike, held, describe, count)
 
         return distribution.conditional_update(result.applied, held, apply, skip)

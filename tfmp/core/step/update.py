@@ -56,8 +56,8 @@ class Update(abc.ABC):
     def norm_of_each(self, held: Gradients) -> tf.Tensor:
         """Return the norm of each gradient, a float64 vector, if all are finite; perhaps scaled and clipped."""
 
-    def counts_if_applied(self, held: Gradients) -> tf.Tensor | None:
-        """Count the values that overflowed although the step is applied; None if there can be none."""
+    def counts_if_finite(self, held: Gradients) -> tf.Tensor | None:
+        """Count the values that overflowed although the gradients are finite; None if there can be none."""
         del held
         return None
 

@@ -35,6 +35,6 @@ class WindowUpdate(Update):
         """Return the norm of each gradient of the mean."""
         return self._of_mean.norm_of_each(held[:-1])
 
-    def counts_if_applied(self, held: Gradients) -> tf.Tensor:
+    def counts_if_finite(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed in micro-batches."""
         return held[-1]

@@ -1,0 +1,421 @@
+"""How replicas act as one: in one process, in the threads of a strategy, and in processes of Horovod.
+
+Processes of Horovod itself train in `tests/optimizers/test_horovod.py`; here a stand-in has the other process.
+"""
+
+import math
+import re
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from stand_in_horovod import run_horovod
+
+from tfmp.core.distribute import (
+    Horovod,
+    Mirrored,
+    MirroredWorkers,
+    SingleProcess,
+    current_distribution,
+    current_replica,
+    on_replica,
+)
+from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
+from tfmp.types import Gradients
+
+tf1 = tf.compat.v1
+
+in_eager_code_and_functions = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+
+
+def _replica() -> tf.Tensor:
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+
+# In one process.
+
+
+def test_single_process_has_the_total_the_mean_and_the_decision_itself() -> None:
+    values, process, grads = tf.constant([1, -2], tf.int64), SingleProcess(), [tf.constant(1.0), None]
+    assert process.total(values, "values") is process.maximum(values, "values") is values
+    assert process.num_summed == 1
+    usable, max_abs = tf.constant(False), tf.constant(2.0)
+    for each in (max_abs, None):
+        assert process.agree(usable, each, grads, ["kernel", "bias"]) == (usable, each)
+    # In their own type.
+    mean = process.mean(grads, ["kernel", "bias"], tf.float16)
+    assert mean[0] is grads[0]
+    assert mean[1] is None
+
+
+@in_eager_code_and_functions
+def test_single_process_acts_by_its_flag(compiled: bool) -> None:
+    total, steps, process = tf.Variable(0.0), tf.Variable(0), SingleProcess()
+
+    def step(flag: tf.Tensor) -> None:
+        process.conditional_update(
+            flag,
+            [tf.constant(2.0)],
+            lambda grads: tf.group(total.assign_add(grads[0])),
+            lambda grads: tf.group(total.assign_sub(2 * grads[0])),
+        )
+        process.once(lambda: tf.group(steps.assign_add(1)))
+
+    run = tf.function(step) if compiled else step
+    for flag in (True, False, True):
+        run(tf.constant(flag))
+    assert (float(total), int(steps)) == (0, 3)
+
+
+# What replicas tell each other by sums.
+
+
+def test_tensors_of_many_shapes_are_summed_by_one_collective_and_one_as_it_is() -> None:
+    calls: list[tf.Tensor] = []
+
+    def doubled(values: tf.Tensor) -> tf.Tensor:
+        calls.append(values)
+        return values * 2
+
+    parts = [tf.constant(1.0), tf.zeros([0, 2]), tf.constant([[2.0, 3.0]]), tf.constant([4.0])]
+    sums = sum_together(doubled, parts)
+    assert [each.numpy().tolist() for each in sums] == [2, [], [[4, 6]], [8]]
+    assert [each.shape for each in sums] == [part.shape for part in parts]
+    assert [each.numpy().tolist() for each in calls] == [[1, 2, 3, 4]]
+    assert sum_together(doubled, parts[2:3])[0].numpy().tolist() == [[4, 6]]
+    assert calls[1] is parts[2]
+
+
+def test_sum_of_all_slots_holds_the_values_of_each_replica() -> None:
+    values = [tf.constant([1.0, 2.0]), tf.constant([math.inf, -3.0])]
+    slots = [in_slot(each, tf.constant(replica), 2) for replica, each in enumerate(values)]
+    # The zeros of the other replica leave an infinity as it is: it was not multiplied by 0.
+    assert tf.add_n(slots).numpy().tolist() == [[1, 2], [math.inf, -3]]
+    assert in_slot(tf.constant(5, tf.int64), 0, 3).numpy().tolist() == [5, 0, 0]
+
+
+@in_eager_code_and_functions
+def test_variables_whose_gradients_differ_between_replicas_are_named(compiled: bool) -> None:
+    def check(counts: tf.Tensor) -> None:
+        alike_on_all(counts, 3, ["dense", "lacking", "sparse"])
+
+    check = tf.function(check) if compiled else check
+    check(tf.constant([[3.0, 0.0], [0.0, 0.0], [3.0, 3.0]]))
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        check(tf.constant([[3.0, 0.0], [2.0, 0.0], [3.0, 1.0]]))
+    assert re.search(r"\bthe workers differ in whether .* or sparse:\W", raised.value.message)
+    assert "lacking" in raised.value.message
+    assert "sparse" in raised.value.message.replace("None, or sparse", "")
+    assert "dense" not in raised.value.message
+
+
+# In the threads of a strategy.
+
+
+@in_eager_code_and_functions
+def test_total_maximum_and_sums_are_of_all_replicas(
+    two_replicas: tf.distribute.MirroredStrategy, compiled: bool
+) -> None:
+    grads = [tf.constant(1.0), None]
+
+    def of_replica() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        replica, distribution = tf.cast(_replica(), tf.float32), current_distribution(is_distributed=True)
+        values = tf.stack([1.0, 4 * replica, -replica])
+        # Optimizers sum the gradients themselves.
+        assert (distribution.num_summed, distribution.mean(grads, ["a", "b"], None)) == (2, grads)
+        summed, none = distribution.sums([values, None], ["a", "b"])
+        assert none is None
+        return distribution.total(values, "values"), distribution.maximum(values, "values"), summed
+
+    def run() -> list[Any]:
+        return [two_replicas.experimental_local_results(each) for each in two_replicas.run(of_replica)]
+
+    found = (tf.function(run, autograph=False) if compiled else run)()
+    for values, expected in zip(found, [[2, 4, -1], [1, 4, 0], [2, 4, -1]], strict=True):
+        assert [each.numpy().tolist() for each in values] == [expected] * 2
+
+
+class _CountsReductions(tf.distribute.ReductionToOneDevice):
+    """Counts the collectives of a step as they are built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = 0
+
+    def reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
+        self.built += 1
+        return super().reduce_implementation(*args, **kwargs)
+
+
+@pytest.mark.parametrize("distribution", [Mirrored(), MirroredWorkers()], ids=repr)
+# Without a magnitude; with one; with one that the flag is not hidden by.
+@pytest.mark.parametrize("second", [None, 3.0, math.inf, math.nan])
+@pytest.mark.parametrize("bad_replica", [None, 0, 1])
+def test_replicas_agree_by_one_collective(
+    distribution: Mirrored, second: float | None, bad_replica: int | None
+) -> None:
+    reductions = _CountsReductions()
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=reductions)
+
+    def agree() -> tuple[tf.Tensor, tf.Tensor]:
+        usable = tf.not_equal(_replica(), -1 if bad_replica is None else bad_replica)
+        max_abs = None if second is None else tf.where(tf.equal(_replica(), 1), second, 2.0)
+        applied, largest = distribution.agree(usable, max_abs, [tf.constant(1.0), None], ["kernel", "bias"])
+        assert (largest is None) is (second is None)
+        return applied, tf.zeros([]) if largest is None else largest
+
+    # As in the optimizers: AutoGraph does not convert what tfmp builds.
+    @tf.function(autograph=False)
+    def run() -> tuple[Any, Any]:
+        applied, largest = strategy.run(agree)
+        return strategy.experimental_local_results(applied), strategy.experimental_local_results(largest)
+
+    applied, largest = run()
+    assert reductions.built == 1
+    assert [bool(value) for value in applied] == [bad_replica is None] * 2
+    if second is None or math.isfinite(second):
+        assert [float(value) for value in largest] == [second or 0] * 2
+
+
+def test_workers_that_lack_a_gradient_are_named(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    def agree() -> tf.Tensor:
+        grads = [tf.constant(1.0), tf.constant(1.0) if _replica() == 0 else None]
+        return MirroredWorkers().agree(tf.constant(True), None, grads, ["kernel", "bias"])[0]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)the workers differ.*bias"):
+        two_replicas.run(agree)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_each_replica_acts_on_its_own_gradients_and_one_for_all(
+    two_replicas: tf.distribute.MirroredStrategy, flag: bool
+) -> None:
+    with two_replicas.scope():
+        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        steps = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def step() -> None:
+        Mirrored().conditional_update(
+            tf.constant(flag),
+            [tf.cast(_replica(), tf.float32) + 1],
+            lambda grads: tf.group(total.assign_add(grads[0])),
+            lambda grads: tf.group(total.assign_sub(grads[0])),
+        )
+        Mirrored().once(lambda: tf.group(steps.assign_add(1)))
+
+    tf.function(lambda: two_replicas.run(step), autograph=False)()
+    assert [float(value) for value in two_replicas.experimental_local_results(total)] == [3 if flag else -3] * 2
+    assert [int(value) for value in two_replicas.experimental_local_results(steps)] == [1, 1]
+
+
+@pytest.mark.graph
+def test_no_replica_of_a_graph_acts_before_all_have_found_their_flags() -> None:
+    events: list[str] = []
+
+    def find(replica: int) -> bool:
+        time.sleep(0.2 * replica)
+        events.append("found")
+        return True
+
+    def act() -> bool:
+        events.append("acted")
+        return True
+
+    def call_act(grads: Gradients) -> tf.Operation:
+        del grads
+        return tf.group(tf.numpy_function(act, [], tf.bool))
+
+    def step() -> tf.Operation:
+        flag = tf.ensure_shape(tf.numpy_function(find, [_replica()], tf.bool), [])
+        return Mirrored().conditional_update(flag, [], call_act, call_act)
+
+    with tf.Graph().as_default(), tf1.Session() as session:
+        reduction = tf.distribute.ReductionToOneDevice()
+        strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=reduction)
+        session.run(strategy.experimental_local_results(strategy.run(step)))
+    assert events == ["found", "found", "acted", "acted"]
+
+
+# In processes of Horovod.
+
+
+class _Processes:
+    """The functions of `horovod.tensorflow` on the first of two processes; keeps the names and types of what it sent.
+
+    Args:
+        alike: Whether the other process sends the same values; zeros otherwise.
+    """
+
+    Sum = "sum"
+
+    def __init__(self, *, alike: bool) -> None:
+        self._others = 1 if alike else 0
+        self.sent: list[tuple[str, tf.DType]] = []
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+    def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
+        assert op == self.Sum
+        self.sent.append((name, values.dtype))
+        return values + values * self._others
+
+    def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        self.sent.append((name, values.dtype))
+        return tf.concat([values, values * self._others], axis=0)
+
+
+@pytest.mark.parametrize("dtype", [None, tf.float16])
+def test_mean_travels_in_the_type_that_is_asked_for(dtype: tf.DType | None) -> None:
+    processes = _Processes(alike=True)
+    sparse = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([1]), tf.constant([3, 1]))
+    dense, none, gathered = Horovod(processes).mean([tf.constant([2.0, 6.0]), None, sparse], ["a", "b", "c"], dtype)
+    assert dense.numpy().tolist() == [2, 6]
+    assert none is None
+    # Rows of all processes, each divided by their number.
+    assert (gathered.values.numpy().tolist(), gathered.indices.numpy().tolist()) == ([[1], [1]], [1, 1])
+    assert {dense.dtype, gathered.dtype} == {tf.float32}
+    travelled = dtype or tf.float32
+    assert processes.sent == [
+        ("forms_of_gradients", tf.float32),
+        ("gradient_0", travelled),
+        ("gradient_2_values", travelled),
+        ("gradient_2_indices", tf.int32),
+    ]
+    # The sum does not overflow where the mean fits.
+    largest = tf.constant([tf.float16.max], tf.float16)
+    assert Horovod(processes).mean([largest], ["kernel"], None)[0].numpy().tolist() == largest.numpy().tolist()
+
+
+@pytest.mark.parametrize("usable", [True, False])
+@pytest.mark.parametrize("with_max_abs", [False, True])
+def test_processes_agree_by_one_collective(usable: bool, with_max_abs: bool) -> None:
+    processes, max_abs = _Processes(alike=False), tf.constant(3.0) if with_max_abs else None
+    applied, largest = Horovod(processes).agree(tf.constant(usable), max_abs, [], [])
+    assert bool(applied) is usable
+    assert processes.sent == [("step_result", tf.float32)]
+    assert largest is None if max_abs is None else float(largest) == 3
+
+
+def test_total_and_maximum_are_named_and_processes_that_differ_in_what_has_a_gradient_name_it() -> None:
+    processes, values = _Processes(alike=False), tf.constant([1, 5], tf.int64)
+    assert Horovod(processes).total(values, "micro_batches").numpy().tolist() == [1, 5]
+    assert Horovod(processes).maximum(values, "overflow_counts").numpy().tolist() == [1, 5]
+    assert [name for name, _ in processes.sent] == ["micro_batches", "overflow_counts"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)the workers differ.*kernel"):
+        Horovod(processes).mean([tf.constant([1.0]), None], ["kernel", "bias"], None)
+
+
+class _UnmarkedOps(_Processes):
+    """Sends by ops that are not marked as stateful, as Horovod's are not; counts how often each of them runs."""
+
+    def __init__(self) -> None:
+        super().__init__(alike=True)
+        self.ran: Counter[str] = Counter()
+
+    def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
+        return super().allreduce(self._sent(values, name), op, name)
+
+    def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        return super().allgather(self._sent(values, name), name)
+
+    def _sent(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            self.ran[name] += 1
+            return array
+
+        return tf.ensure_shape(tf.numpy_function(run, [values], values.dtype, stateful=False), values.shape)
+
+
+@pytest.mark.graph
+def test_constants_are_sent_whenever_the_graph_runs_and_not_while_it_is_optimized(session: tf1.Session) -> None:
+    processes = _UnmarkedOps()
+    horovod = Horovod(processes)
+    sparse = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([1]), tf.constant([3, 1]))
+    dense, gathered = horovod.mean([tf.constant([2.0, 6.0]), sparse], ["kernel", "table"], None)
+    fetched = [dense, gathered.values, gathered.indices, horovod.total(tf.constant([1, 5]), "micro_batches")]
+    for _ in range(2):
+        found = session.run(fetched)
+        assert [values.tolist() for values in found] == [[2, 6], [[1], [1]], [1, 1], [2, 10]]
+    names = ["forms_of_gradients", "gradient_0", "gradient_1_values", "gradient_1_indices", "micro_batches"]
+    assert processes.ran == dict.fromkeys(names, 2)
+
+
+# Which of these a step is part of.
+
+
+@pytest.mark.parametrize(
+    ("size", "is_distributed", "expected"),
+    [
+        (None, False, "SingleProcess()"),
+        (2, True, "Horovod()"),
+        (2, False, "SingleProcess()"),
+        (1, True, "SingleProcess()"),
+        (1, False, "SingleProcess()"),
+    ],
+)
+def test_horovod_is_used_if_it_runs_several_processes_and_the_user_says_so(
+    size: int | None, is_distributed: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if size is not None:
+        run_horovod(monkeypatch, size)
+    distribution = current_distribution(is_distributed)
+    assert repr(distribution) == expected
+    assert float(distribution.total(tf.constant(3.0), "values")) == (6 if expected == "Horovod()" else 3)
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_replicas_are_found_with_either_setting_and_not_beside_several_processes_of_horovod(
+    two_replicas: tf.distribute.MirroredStrategy, is_distributed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(strategy: tf.distribute.Strategy) -> set[str]:
+        seen: list[str] = []
+        strategy.run(lambda: seen.append(repr(current_distribution(is_distributed))))
+        return set(seen)
+
+    run_horovod(monkeypatch, 1)
+    assert found(two_replicas) == {"Mirrored()"}
+    # Replicas of workers are told from those of one process.
+    assert found(tf.distribute.MultiWorkerMirroredStrategy()) == {"MirroredWorkers()"}
+    run_horovod(monkeypatch, 2)
+    with pytest.raises(NotImplementedError, match="Horovod runs 2 processes, and MirroredStrategy is active in this"):
+        found(two_replicas)
+
+
+def test_what_cannot_be_distributed_is_refused(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init"):
+        current_distribution(is_distributed=True)
+    unknown = tf.distribute.experimental.CentralStorageStrategy()
+    with unknown.scope(), pytest.raises(NotImplementedError, match=f"does not support {type(unknown).__name__}"):
+        current_distribution(is_distributed=False)
+    with two_replicas.scope(), pytest.raises(RuntimeError, match=r"inside strategy\.run"):
+        current_distribution(is_distributed=False)
+    with pytest.raises(NotImplementedError, match="aggregation_dtype='float16' is for Horovod: under a tf"):
+        two_replicas.run(lambda: Mirrored().mean([tf.constant(1.0)], ["kernel"], tf.float16))
+
+
+def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    def here() -> tuple[bool, int | None]:
+        return on_replica(), current_replica()
+
+    seen = [here()]
+    with two_replicas.scope():
+        seen.append(here())
+    two_replicas.run(lambda: seen.append(here()))
+    assert seen == [(False, None), (False, None), (True, 0), (True, 1)]
+    found = []
+
+    @tf.function
+    def trace(number: tf.Tensor) -> None:
+        # Its number is known only when the function runs.
+        with tf.distribute.ReplicaContext(two_replicas, number):
+            found.append(current_replica())
+
+    trace(tf.constant(1))
+    assert found == [None]

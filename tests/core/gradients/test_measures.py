@@ -1,0 +1,265 @@
+"""What is measured of gradients: whether all are finite, their norms and largest magnitude, and counts of values."""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_forms import MODES, TYPES, gradient, in_every_form, in_every_mode, of_every_type
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfmp.core import tracing
+from tfmp.core.gradients import arithmetic, counting, finiteness, norms
+from tfmp.types import Gradients
+
+with_and_without_xla = pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+
+
+def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0() -> None:
+    assert bool(finiteness.all_finite([None]))
+    assert float(norms.max_abs([None])) == float(norms.global_norm([None])) == 0
+    assert norms.large_norm_of_each([tf.zeros([2]), None]).numpy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@in_every_form
+@of_every_type
+def test_single_infinity_or_nan_anywhere_is_found(dtype: tf.DType, form: str, bad: float) -> None:
+    good = gradient([1.0, 2.0], dtype)
+    assert bool(finiteness.all_finite([good, None, gradient([0.0, 60000.0], dtype, form)]))
+    assert not bool(finiteness.all_finite([good, None, gradient([0.0, bad], dtype, form)]))
+
+
+@in_every_mode
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
+def test_infinity_is_found_in_one_type_beside_finite_values_of_another(dtype: tf.DType, mode: str) -> None:
+    good, bad = [tf.constant([1.0, 1e4], each) for each in TYPES], tf.constant([1.0, math.inf], dtype)
+    check = MODES[mode](finiteness.all_finite)
+    assert bool(check(good))
+    assert not bool(check([*good, bad]))
+
+
+@in_every_mode
+@pytest.mark.parametrize("position", [0, 300, 400 * 257 - 1])
+def test_infinity_is_found_anywhere_among_values_whose_squares_overflow(position: int, mode: str) -> None:
+    values, check = np.full([400, 257], 1e30, np.float32), MODES[mode](finiteness.all_finite)
+    assert bool(check([tf.constant(values)]))
+    values.flat[position] = math.inf
+    assert not bool(check([tf.constant(values)]))
+
+
+@in_every_mode
+@of_every_type
+def test_values_whose_sum_would_overflow_are_found(dtype: tf.DType, mode: str) -> None:
+    largest = float(tf.cast(dtype.max, tf.float64))
+    check = MODES[mode](finiteness.all_finite)
+    for value in (0.25 * largest, -0.625 * largest):
+        grads = [tf.cast(tf.constant([1.0, value], tf.float64), dtype), None]
+        assert bool(check(grads))
+        assert bool(check(grads, addends=2)) is (abs(value) < 0.5 * largest)
+    half = 0.5 * largest
+    values = tf.cast(tf.constant([half, -half, 0.96875 * half, math.inf, math.nan], tf.float64), dtype)
+    assert finiteness.overflows_in_sum(values, 2).numpy().tolist() == [True, True, False, False, False]
+    assert finiteness.overflows_in_sum(values, 1).numpy().tolist() == [False] * 5
+
+
+#: Values at which arithmetic has special cases: zeros, denormal numbers, values whose squares just overflow, the
+#: largest values, infinities and NaN.
+_EDGES = ["0", "tiny", "-tiny", "root", "-root", "max", "-max", "inf", "-inf", "nan"]
+
+
+def _edge(name: str, dtype: tf.DType) -> float:
+    maximum = float(tf.cast(dtype.max, tf.float64))
+    values = {"0": 0.0, "tiny": float(tf.cast(dtype.as_numpy_dtype(1e-45), tf.float64)), "root": 2 * maximum**0.5}
+    values |= {"max": maximum, "inf": math.inf, "nan": math.nan}
+    return math.copysign(1, -1) * values[name[1:]] if name[0] == "-" else values[name]
+
+
+@in_every_mode
+@of_every_type
+def test_fast_check_gives_the_same_answer_as_checking_every_value(dtype: tf.DType, mode: str) -> None:
+    check = MODES[mode](finiteness.all_finite)
+    shapes = [[], [3, 300], [2**13 + 1], [2, 0]]
+
+    @settings(deadline=None, max_examples=60)
+    @given(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**14), st.sampled_from(_EDGES)), max_size=6),
+        st.sampled_from(_EDGES[:3] + _EDGES[5:7]),
+    )
+    def answers_alike(places: list[tuple[int, int, str]], everywhere: str) -> None:
+        arrays = [np.full(shape, _edge(everywhere, dtype), dtype.as_numpy_dtype) for shape in shapes]
+        for index, place, name in places:
+            if arrays[index].size:
+                arrays[index].flat[place % arrays[index].size] = _edge(name, dtype)
+        expected = all(np.isfinite(np.float64(array)).all() for array in arrays)
+        tensors = [tf.constant(array) for array in arrays]
+        sparse = tf.IndexedSlices(tensors[1], tf.range(3), tf.constant([9, 300]))
+        assert bool(check([tensors[0], sparse, None, *tensors[2:]])) is expected
+
+    answers_alike()
+
+
+def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
+    sparse = tf.IndexedSlices(tf.fill([100, 100], math.inf), tf.range(100), tf.constant([200, 100]))
+    finite, half = tf.ones([100, 100]), tf.ones([100, 100], tf.float16)
+    grads = [tf.ones([2]), finite, None, sparse, half, tf.fill([100, 100], 3e30)]
+
+    def sizes(grads: Gradients) -> list[tf.Tensor]:
+        found = finiteness.suspects(grads, finiteness.halves_of_large_square_sums(grads))
+        return [tf.size(each) for each in arithmetic.values_of(found)]
+
+    for find in (sizes, tf.function(sizes)):
+        assert [int(size) for size in find(grads)] == [2, 0, 10000, 10000, 10000]
+
+
+def test_squares_are_those_of_each_large_gradient_and_of_the_small_ones_of_a_type() -> None:
+    large, half = tf.fill([2**13], 2.0), tf.ones([2, 2**12], tf.float16)
+    wide = tf.constant([10.0], tf.float64)
+    grads = [tf.constant([[3.0]]), large, None, half, tf.constant([4.0, 2.0], tf.bfloat16), wide]
+    squares = norms.halves_of_square_sums(grads)
+    assert squares.dtype == tf.float64
+    assert squares.numpy().tolist() == [2**14, 2**12, 4.5, 10, 50]
+    # Only of those that the check of all values sums up one by one.
+    assert finiteness.halves_of_large_square_sums(grads).numpy().tolist() == [2**14]
+    assert finiteness.halves_of_large_square_sums([None]).shape == [0]
+    assert norms.norm_of_each(grads).numpy() == pytest.approx([3, 2**7.5, 0, 2**6.5, 20**0.5, 10])
+    # The norm from squares that are known is the same.
+    norm = float(norms.global_norm(grads, squares))
+    assert norm == float(norms.global_norm(grads)) == pytest.approx(np.sqrt(2 * sum(squares.numpy())))
+
+
+def test_measures_are_infinite_or_nan_if_a_value_is() -> None:
+    nan, infinite = [tf.constant([1.0, math.nan, 2.0]), tf.constant([5.0])], [tf.constant([1.0, -math.inf])]
+    for measure in (norms.max_abs, norms.global_norm):
+        assert math.isnan(float(measure(nan)))
+        assert float(measure(infinite)) == math.inf
+
+
+@with_and_without_xla
+def test_norms_are_right_in_functions_whether_squares_overflow_or_not(jit_compile: bool) -> None:
+    grads = [tf.constant([3.0, -4.0]), None, tf.constant([3e25, 4e25]), tf.constant([[0.0, 6.0, 8.0]], tf.float16)]
+    each = tf.function(norms.norm_of_each, jit_compile=jit_compile)
+    np.testing.assert_allclose(each(grads), [5, 0, 5e25, 10], rtol=1e-6)
+    norm = tf.function(norms.global_norm, jit_compile=jit_compile)
+    assert [float(norm(part)) for part in (grads[:2], grads)] == pytest.approx([5, 5e25], rel=1e-6)
+
+
+@in_every_form
+def test_max_abs_and_norm_cover_all_gradients(form: str) -> None:
+    grads = [gradient([3.0, 0.0], tf.float16, form), None, tf.zeros([0]), tf.constant([[-4.0]])]
+    assert float(norms.max_abs(grads)) == 4
+    assert float(norms.global_norm(grads)) == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "rtol"),
+    [
+        # Squares overflow; or the norm is larger than the type's largest number.
+        ([3e25, -4e25], tf.float32, 1e-6),
+        ([3e38, 3e38], tf.float32, 1e-6),
+        ([30000.0, 40000.0], tf.float16, 1e-3),
+        # Beyond what float32 can hold.
+        ([3e200, 4e200], tf.float64, 1e-12),
+        ([3e-200, 4e-200], tf.float64, 1e-12),
+    ],
+)
+def test_global_norm_is_right_although_squares_overflow(values: list[float], dtype: tf.DType, rtol: float) -> None:
+    grads = [tf.constant([value], dtype) for value in values]
+    expected = values[0] * math.hypot(1, values[1] / values[0])
+    np.testing.assert_allclose(norms.global_norm([grads[0], None, grads[1]]), expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("factor", [1e25, 1.0, 1e-12, 1e-28, 0.0])
+@with_and_without_xla
+def test_global_norm_is_right_however_large_or_small_values_are(factor: float, jit_compile: bool) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=[40, 300]) * factor, rng.normal(size=[5]) * factor]
+    grads = [tf.constant(array, tf.float32) for array in arrays]
+    found = tf.function(lambda: norms.global_norm(grads), jit_compile=jit_compile)()
+    expected = factor * np.sqrt(sum(np.sum((array / (factor or 1)) ** 2) for array in arrays))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])
+@with_and_without_xla
+def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compile: bool) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape) * factor for shape in ([40, 300], [5], [100, 100], [7, 3])]
+    arrays.append(arrays[0] * 1e-30)
+    types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64, tf.float64]
+    grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
+    found = tf.function(lambda: norms.large_norm_of_each([*grads, None]), jit_compile=jit_compile)()
+    expected = [np.linalg.norm(array / factor) * factor for array in arrays]
+    np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-3)
+    np.testing.assert_allclose(found[4:], [expected[4], 0], atol=1e-9 * factor)
+
+
+def test_a_graph_counts_large_gradients_by_one_function_for_each_type() -> None:
+    @tf.function
+    def counted(grads: Gradients) -> tf.Tensor:
+        return counting.counts(grads, [tf.math.is_inf, tf.math.is_nan])
+
+    shapes = [[100, 100], [2**14], [3, 1, 4000]]
+    grads = [tf.fill(shape, tf.constant(math.inf, dtype)) for dtype in (tf.float32, tf.float64) for shape in shapes]
+    assert counted(grads)[:, 0].numpy().tolist() == [10000, 2**14, 12000] * 2
+    graph = counted.get_concrete_function(grads).graph
+    calls = [op.get_attr("f").name for op in graph.get_operations() if op.type == "PartitionedCall"]
+    assert len(calls) == 6
+    assert len(set(calls)) == 2
+
+
+@of_every_type
+def test_counts_are_right_at_every_position_of_a_sparse_gradient(dtype: tf.DType) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], dtype), tf.TensorSpec([None], tf.int64)])
+    def counted(rows: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
+        # Its number of rows is unknown while the function is traced.
+        sparse = tf.IndexedSlices(rows, indices, tf.constant([9, 2], tf.int64))
+        small = [gradient([1.0, value], dtype) for value in (math.inf, 1.0)]
+        # A `tf.DType` equals a small integer, so a dtype could be confused with a position in the list.
+        places = [[None] * place + [sparse, *small, *small] for place in range(20)]
+        return [counting.counts(grads, [tf.math.is_inf])[-5:, 0] for grads in places]
+
+    rows = tf.cast([[math.inf, 1.0], [2.0, -math.inf]], dtype)
+    for each in counted(rows, tf.constant([1, 2], tf.int64)):
+        assert each.numpy().tolist() == [2, 1, 0, 1, 0]
+
+
+def test_more_values_than_float32_can_count_are_counted() -> None:
+    # An odd number above 2**24.
+    counts = counting.counts([tf.ones([65793, 257], tf.float16)], [lambda values: values > 0])
+    assert counts.numpy().tolist() == [[65793 * 257]]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> list[Any]:
+        @functools.partial(tf.function, jit_compile=True)
+        def answer(values: tf.Tensor) -> list[tf.Tensor]:
+            counts = counting.counts([values], [tf.math.is_inf, tf.math.is_nan])
+            return [finiteness.all_finite([values]), counts, norms.halves_of_square_sums([values])[0]]
+
+        cases = [[1.0, 2.0], [math.inf, 1.0], [math.nan, -math.inf], [float(dtype.max), 1.0]]
+        found = [answer(tf.constant([case] * 2**13, dtype)) for case in cases]
+        return [[each.numpy().tolist() for each in row] for row in found]
+
+    on_cpu = answers()
+    monkeypatch.setattr(tracing, "has_accelerator", lambda: True)
+    np.testing.assert_equal(answers(), on_cpu)
+    assert [row[0] for row in on_cpu] == [True, False, False, True]
+
+
+@pytest.mark.graph
+def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.compat.v1.Session) -> None:
+    fed = tf.compat.v1.placeholder(tf.float32, [100, 100])
+    asked = [
+        norms.halves_of_square_sums([fed]),
+        finiteness.halves_of_large_square_sums([fed]),
+        finiteness.all_finite([fed]),
+    ]
+    options, metadata = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
+    found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
+    assert [each.tolist() for each in found] == [[5000], [5000], True]
+    assert [node.op for graph in metadata.partition_graphs for node in graph.node].count("L2Loss") == 1

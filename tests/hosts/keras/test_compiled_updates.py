@@ -1,0 +1,445 @@
+"""Updates that XLA compiles in a function: when there are any, and that they train as without a wrapper."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import SCALE, for_every_keras, kernel_and_bias, num_programs, optimizer, values, variable, wrap
+from many_variables import SHAPES, apply, make_variables, wrapped
+from many_variables import gradients as many_gradients
+
+import tfmp
+from tfmp.hosts.keras.compiler import saves_time
+from tfmp.hosts.keras.programs.alike import in_lists
+
+_keras_3_alone = for_every_keras("keras3")
+
+
+def _assert_close(variables: list[Any], others: list[Any]) -> None:
+    for one, other in zip(variables, others, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def _both(keras: ModuleType, make: Callable[[], Any]) -> tuple[Any, list[Any], Any, list[Any]]:
+    """Return an optimizer whose updates are compiled with the variables that it trains, and the same one without it."""
+    opt, plain, variables, plain_variables = wrapped(make()), make(), make_variables(keras), make_variables(keras)
+    opt.build(variables)
+    plain.build(plain_variables)
+    return opt, variables, plain, plain_variables
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "way"),
+    [
+        # Of these the update of a row whose gradient is zero, as of those that a program adds, differs.
+        *((name, {}, "function") for name in ("SGD", "Adam", "Ftrl", "Muon", "ScheduleFreeAdamW", "MultiOptimizer")),
+        ("SGD", {"global_clipnorm": 0.5}, "function"),
+        ("Adam", {}, "eager"),
+    ],
+    ids=str,
+)
+@for_every_keras()
+def test_sparse_gradients_of_any_number_of_rows_train_as_without_a_wrapper(
+    keras: ModuleType, name: str, options: dict[str, Any], way: str
+) -> None:
+    opt, plain = wrapped(optimizer(keras, name, **options)), optimizer(keras, name, **options)
+    # The gradient of the other one, which is alike, is dense.
+    variables, plain_variables = ([variable(keras, np.ones([3, 2]), name) for name in "ab"] for _ in range(2))
+    opt.build(variables)
+    plain.build(plain_variables)
+    traced = []
+
+    def step(rows: tf.Tensor, indices: tf.Tensor) -> None:
+        traced.append(1)
+        apply(opt, variables, [tf.IndexedSlices(rows, indices, tf.constant([3, 2])), tf.ones([3, 2])])
+
+    specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)]
+    run = tf.function(step, input_signature=specs) if way == "function" else step
+    # XLA would compile again for every other number of rows.
+    for indices in ([1, 1, 0], [2], [0, 1], [1, 1, 1, 2, 0]):
+        rows = tf.constant(np.arange(2.0 * len(indices), dtype=np.float32).reshape(-1, 2) / 8)
+        run(rows, tf.constant(indices))
+        slices = tf.IndexedSlices(rows, tf.constant(indices), tf.constant([3, 2]))
+        plain.apply_gradients(zip([slices, tf.ones([3, 2])], plain_variables, strict=True))
+        _assert_close(variables, plain_variables)
+    assert len(traced) == (1 if way == "function" else 4)
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(1.0, 2.0), (-2.0, -1.0), (-1.0, 1.0)])
+@_keras_3_alone
+def test_rows_that_a_program_adds_to_sparse_gradients_stay_zero_when_values_are_clipped(
+    keras: ModuleType, lowest: float, highest: float
+) -> None:
+    (weight,) = variables = [variable(keras, np.zeros([4]))]
+    opt = wrapped(optimizer(keras, learning_rate=1.0))
+    opt.build(variables)
+
+    def step(values: tf.Tensor) -> None:
+        scaled = tf.IndexedSlices(values * SCALE, tf.constant([3, 1, 0]), tf.constant([4]))
+        opt.apply(tfmp.clip_by_value(opt.get_unscaled_gradients([scaled]), lowest, highest), variables)
+
+    tf.function(step)(tf.constant([0.5, -3.0, 5.0]))
+    np.testing.assert_allclose(-weight.numpy(), [highest, lowest, 0, np.clip(0.5, lowest, highest)])
+
+
+#: Settings, a gradient, whether the script unscales it, and what the step subtracts; None if it is what Keras' does.
+_CLIPPED: list[tuple[dict[str, float], list[float], bool, Any]] = [
+    # The check has summed the squares already, in a wider type: those of these gradients overflow float32.
+    ({"global_clipnorm": 1.0}, [3e28, -4e28], False, [0.6, -0.8]),
+    ({"global_clipnorm": 1.0}, [1e20, 1e20], True, [0.5**0.5, 0.5**0.5]),
+    ({"global_clipnorm": 2.5}, [3.0, 4.0], False, [1.5, 2.0]),
+    ({"global_clipnorm": 10.0}, [3.0, 4.0], False, [3.0, 4.0]),
+    # Norms that Keras ignores.
+    ({"global_clipnorm": -1.0, "clipvalue": 0.5}, [6.0, 8.0], False, None),
+    ({"clipnorm": -1.0, "global_clipnorm": 5.0, "clipvalue": 0.5}, [6.0, 8.0], False, None),
+]
+
+
+@pytest.mark.parametrize(("settings", "grad", "unscales", "moved"), _CLIPPED)
+@_keras_3_alone
+def test_program_clips_as_the_optimizer_clips(
+    keras: ModuleType, settings: dict[str, Any], grad: list[float], unscales: bool, moved: Any
+) -> None:
+    inner, plain = (optimizer(keras, learning_rate=1.0) for _ in range(2))
+    for each, (name, value) in ((each, item) for each in (inner, plain) for item in settings.items()):
+        setattr(each, name, value)
+    opt, weight, plain_weight = wrapped(inner), variable(keras, [0, 0]), variable(keras, [0, 0])
+    opt.build([weight])
+    plain.apply([tf.constant(grad)], [plain_weight])
+
+    def step() -> None:
+        grads = [SCALE * tf.constant(grad)]
+        opt.apply(opt.get_unscaled_gradients(grads) if unscales else grads, [weight])
+
+    tf.function(step)()
+    expected = plain_weight.numpy() if moved is None else -np.float32(moved)
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
+    assert int(inner.iterations) == 1
+    assert {name: getattr(inner, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda grads: tfmp.clip_by_value(grads, -0.5, 0.25),
+        lambda grads: tfmp.clip_by_norm(grads, 0.5),
+        lambda grads: tfmp.clip_by_global_norm(grads, 2.0)[0],
+        lambda grads: tfmp.clip_by_value(tfmp.clip_by_norm(grads, 0.5), -0.25, 0.25),
+    ],
+    ids=["value", "norm", "global_norm", "norm_and_value"],
+)
+@for_every_keras()
+def test_gradients_that_tfmp_clips_are_clipped_again_in_shared_programs(keras: ModuleType, clip: Any) -> None:
+    opt, variables, plain, plain_variables = _both(keras, lambda: optimizer(keras, "Adam"))
+
+    def step(grads: list[Any]) -> None:
+        clipped = clip(opt.get_unscaled_gradients([grad * SCALE for grad in grads]))
+        opt.apply_gradients(zip(clipped, variables, strict=True))
+
+    take_step = tf.function(step)
+    for seed in range(3):
+        take_step(many_gradients(seed))
+        plain.apply_gradients(zip(clip(many_gradients(seed)), plain_variables, strict=True))
+    _assert_close(variables, plain_variables)
+    assert num_programs(step, many_gradients(0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        # Two kernels, one kernel, one bias, and the last.
+        ("Adam", {}, 4),
+        ("Adam", {"amsgrad": True}, 4),
+        ("Adam", {"global_clipnorm": 1.0}, 4),
+        ("Adam", {"clipnorm": 1.0}, 4),
+        # A program for all, where one must see all.
+        ("Adam", {"use_ema": True}, 1),
+        ("Nadam", {}, 1),
+    ],
+)
+@for_every_keras()
+def test_one_program_updates_all_variables_that_are_alike(
+    keras: ModuleType, name: str, options: dict[str, Any], expected: int
+) -> None:
+    opt, variables = wrapped(optimizer(keras, name, **options)), make_variables(keras)
+    opt.build(variables)
+    assert num_programs(lambda grads: apply(opt, variables, grads), many_gradients(0)) == expected
+
+
+@for_every_keras()
+def test_variables_that_differ_in_more_than_their_shape_share_no_program(keras: ModuleType) -> None:
+    def decaying() -> Any:
+        made = optimizer(keras, "AdamW", weight_decay=0.5)
+        made.exclude_from_weight_decay(var_names=["w2", "w4"])
+        return made
+
+    opt, variables, plain, plain_variables = _both(keras, decaying)
+    if hasattr(keras, "Variable"):
+        variables[3].constraint = plain_variables[3].constraint = keras.constraints.NonNeg()
+    step = tf.function(lambda grads: apply(opt, variables, grads))
+    for seed in range(3):
+        step(many_gradients(seed))
+        plain.apply_gradients(zip(many_gradients(seed), plain_variables, strict=True))
+    _assert_close(variables, plain_variables)
+
+
+@for_every_keras()
+def test_variables_without_gradients_or_left_out_are_left_alone(keras: ModuleType) -> None:
+    opt, variables = wrapped(optimizer(keras)), make_variables(keras)
+    before = values(variables)
+    opt.build(variables)
+    step = tf.function(lambda grads: apply(opt, variables, grads))
+    with pytest.warns(UserWarning, match="Gradients do not exist") if hasattr(opt, "apply") else nullcontext():
+        step([None, *many_gradients(0)[1:]])
+    after = values(variables)
+    assert after[0] == before[0]
+    assert all(now != former for now, former in zip(after[1:], before[1:], strict=True))
+    # As by a function that runs eagerly.
+    tf.config.run_functions_eagerly(True)
+    try:
+        tf.function(lambda: apply(opt, variables[1:2], [tf.ones([3])]))()
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert [now == former for now, former in zip(values(variables), after, strict=True)] == [True, False] + [True] * 7
+
+
+@pytest.mark.parametrize(("compiled", "place"), [(True, 0), (True, 2), (False, 0)])
+@pytest.mark.parametrize("shape", [[1, 4], [4], []])
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+@for_every_keras()
+def test_gradient_of_another_shape_than_its_variable_does_what_it_does_without_a_wrapper(
+    keras: ModuleType, name: str, shape: list[int], place: int, compiled: bool
+) -> None:
+    grads = [tf.fill(shape if index == place else [4, 4], index + 1.0) for index in range(4)]
+
+    def trained(opt: Any) -> list[Any]:
+        weights = [variable(keras, np.ones([4, 4])) for _ in grads]
+        opt.build(weights)
+        scale = opt.scale_loss(tf.constant(1.0)) if isinstance(opt, tfmp.LossScaleOptimizer) else 1.0
+
+        def step(grads: list[tf.Tensor]) -> None:
+            opt.apply_gradients(zip([grad * scale for grad in grads], weights, strict=True))
+
+        run = tf.function(step) if compiled else step
+        for _ in range(3):
+            run(grads)
+        return values(weights)
+
+    if name == "SGD" and keras.__version__.startswith("3."):
+        # This optimizer does not broadcast.
+        for opt in (optimizer(keras, name), wrapped(optimizer(keras, name))):
+            with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"must be equal|Cannot update"):
+                trained(opt)
+    else:
+        expected = trained(optimizer(keras, name))
+        np.testing.assert_allclose(trained(wrapped(optimizer(keras, name))), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "dtype"), [("stochastic", "float32"), ("stochastic", "bfloat16"), ("nearest", "float32")]
+)
+@_keras_3_alone
+def test_half_precision_state_is_rounded_as_without_sharing(keras: ModuleType, rounding: str, dtype: str) -> None:
+    def trained(*, jit_compile: bool) -> list[Any]:
+        inner = optimizer(keras, "SGD", learning_rate=0.5, momentum=0.5)
+        half = tfmp.half_state(inner, momentum="bfloat16", rounding=rounding, seed=3)
+        opt = tfmp.LossScaleOptimizer(half, tfmp.FixedLossScaleManager(SCALE), jit_compile=jit_compile)
+        variables = [variable(keras, np.zeros(shape), dtype=dtype) for shape in SHAPES]
+        opt.build(variables)
+
+        def step(grads: list[Any]) -> None:
+            apply(opt, variables, grads)
+
+        def grads_of(seed: int) -> list[tf.Tensor]:
+            # Float32 computes exactly on these, and bfloat16 must round them.
+            rng = np.random.default_rng(seed)
+            return [tf.constant(rng.integers(-2048, 2048, shape) / 1024, tf.float32) for shape in SHAPES]
+
+        assert num_programs(step, grads_of(0)) >= 4 or not jit_compile
+        run = tf.function(step)
+        for seed in range(3):
+            run(grads_of(seed))
+        return values([*variables, *inner.variables])
+
+    assert trained(jit_compile=True) == trained(jit_compile=False)
+
+
+@_keras_3_alone
+def test_function_that_is_traced_again_uses_changed_settings(keras: ModuleType) -> None:
+    schedule = keras.optimizers.schedules.PolynomialDecay
+    inner = keras.optimizers.SGD(schedule(1.0, 10, 1.0), clipvalue=1.0)
+    (weight,) = variables = [variable(keras, [0.0])]
+    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
+    opt.build(variables)
+    seen = []
+    for clipvalue, rate in [(1.0, 1.0), (3.0, 1.0), (np.float64(2.0), 0.5)]:
+        inner.clipvalue = clipvalue
+        opt.learning_rate = schedule(rate, 10, rate)
+        weight.assign([0.0])
+        tf.function(lambda: opt.apply([tf.constant([4.0])], variables))()
+        seen.append(float(weight.numpy()[0]))
+    assert seen == [-1, -3, -1]
+
+
+def _large(keras: ModuleType, constraint: Any = None) -> list[Any]:
+    layer = keras.layers.Dense(1024, use_bias=False, kernel_initializer="ones", kernel_constraint=constraint)
+    layer.build([None, 1024])
+    return [layer.kernel]
+
+
+def _programs_of_step(opt: Any, variables: list[Any]) -> int:
+    opt.build(variables)
+    grads = [tf.ones(each.shape) for each in variables]
+    return num_programs(lambda: opt.apply_gradients(zip(opt.get_unscaled_gradients(grads), variables, strict=True)))
+
+
+def _own(base: type, call: Any = lambda self, value: value) -> Any:
+    return type("Own", (base,), {"__call__": call})
+
+
+#: Whether the update is compiled: the optimizer, the variables, and the setting. A user's code may do what XLA cannot
+#: compile, such as printing; averages that overwrite the variables are a conditional, which would copy them.
+_CONDITIONS: dict[str, tuple[bool, Callable[[ModuleType], Any], Callable[[ModuleType], list[Any]], Any]] = {
+    "large": (True, lambda k: optimizer(k, "Adam"), _large, "auto"),
+    "schedule": (True, lambda k: k.optimizers.SGD(k.optimizers.schedules.CosineDecay(0.1, 10)), _large, "auto"),
+    "small": (False, optimizer, kernel_and_bias, "auto"),
+    "jit_compile=True": (True, optimizer, kernel_and_bias, True),
+    "jit_compile=False": (False, optimizer, _large, False),
+    "own schedule": (
+        False,
+        lambda k: k.optimizers.SGD(_own(k.optimizers.schedules.LearningRateSchedule, lambda self, step: 0.5)()),
+        _large,
+        "auto",
+    ),
+    "own optimizer": (False, lambda k: _own(k.optimizers.SGD)(0.5), _large, "auto"),
+    "own constraint": (False, optimizer, lambda k: _large(k, _own(k.constraints.Constraint)()), "auto"),
+    "averages": (False, lambda k: optimizer(k, use_ema=True, ema_overwrite_frequency=2), _large, "auto"),
+    "own function": (False, lambda k: optimizer(k, learning_rate=lambda: 0.5), _large, "auto"),
+    "accumulation": (False, lambda k: optimizer(k, gradient_accumulation_steps=2), _large, "auto"),
+    "many optimizers": (False, lambda k: optimizer(k, "MultiOptimizer"), _large, "auto"),
+}
+_OF_KERAS_3 = {"own function", "accumulation", "many optimizers"}
+
+
+@pytest.mark.parametrize("condition", _CONDITIONS)
+@for_every_keras()
+def test_update_is_compiled_on_demand_or_where_it_saves_time_and_keras_runs_alone(
+    keras: ModuleType, condition: str
+) -> None:
+    if condition in _OF_KERAS_3 and keras.__version__.startswith("2."):
+        pytest.skip("Keras 2 has not got it")
+    expected, make, variables_of, jit_compile = _CONDITIONS[condition]
+    opt = tfmp.LossScaleOptimizer(make(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
+    assert (_programs_of_step(opt, variables_of(keras)) > 0) is expected
+
+
+@for_every_keras()
+def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(keras: ModuleType) -> None:
+    # So many small ones, none like another, that compiling the update of all would take longer than it saves.
+    large = variable(keras, np.zeros([1024, 1024]))
+    variables = [large, *(variable(keras, np.ones([index]), f"small_{index}") for index in range(64))]
+    opt, scaler, small = optimizer(keras), tfmp.GradScaler(8), [tf.ones([index]) for index in range(64)]
+    opt.build(variables)
+
+    def step(given: list[Any]) -> None:
+        scaler.scale(tf.constant(1.0))
+        scaler.step(opt, zip(given, variables, strict=True))
+        scaler.update()
+
+    grad = tf.zeros([1024, 1024])
+    for given, is_compiled in [([grad, *[None] * 64], True), ([grad, *small], False), ([None, *small], False)]:
+        assert (num_programs(lambda given=given: step(given)) > 0) is is_compiled
+
+
+@pytest.mark.parametrize(
+    ("shapes", "num_compiled", "worth"),
+    [
+        ([[2**20]], 1, True),
+        ([[2**20 - 1]], 1, False),
+        ([[2**14]] * 65, 65, True),
+        ([[2**13]] * 200, 200, False),
+        ([], 0, False),
+        # Many small ones that share programs.
+        ([[]] * 64, 8, True),
+        ([[]] * 64, 9, False),
+    ],
+)
+def test_update_is_worth_compiling_for_many_values_in_large_variables_or_if_many_share_programs(
+    shapes: list[list[int]], num_compiled: int, worth: bool
+) -> None:
+    assert saves_time([tf.Variable(tf.zeros(shape)) for shape in shapes], num_compiled) is worth
+
+
+def test_variables_on_several_devices_are_not_compiled(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    variables = []
+    for device in two_replicas.extended.worker_devices:
+        with tf.device(device):
+            variables.append(tf.Variable(tf.zeros([2**20])))
+    assert [saves_time(variables, 2), saves_time(variables[:1], 1)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [(1, 1, [1]), (3, 1, [1, 1, 1]), (4, 1, [2, 2]), (17, 1, [4, 4, 4, 4, 1]), (4, 2**18, [1] * 4), (4, 0, [2, 2])],
+)
+def test_number_of_variables_in_a_program_is_about_the_root_of_the_number_of_those_alike(
+    count: int, size: int, lengths: list[int]
+) -> None:
+    assert [len(places) for places in in_lists(["w"] * count, [size] * count)] == lengths
+
+
+@pytest.fixture(params=["check numerics", "dumped debug info"])
+def debugger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Return a function that turns on a debugger, which the end of the test turns off."""
+    if request.param == "check numerics":
+        yield tf.debugging.enable_check_numerics
+        tf.debugging.disable_check_numerics()
+    else:
+        debugging = tf.debugging.experimental
+        yield lambda: debugging.enable_dump_debug_info(str(tmp_path), tensor_debug_mode="FULL_HEALTH")
+        debugging.disable_dump_debug_info()
+
+
+@pytest.mark.parametrize("jit_compile", ["auto", True])
+@_keras_3_alone
+def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
+    keras: ModuleType, debugger: Callable[[], None], jit_compile: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fitted(opt: Any) -> list[np.ndarray]:
+        layer = keras.layers.Dense(1024, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input([1024]), layer, keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(opt, loss="mse", jit_compile=False)
+        # Batches of two sizes, so that the step is traced twice.
+        model.fit(np.full([6, 1024], 2.0**-10), np.zeros([6, 1]), batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = fitted(keras.optimizers.SGD(2.0**-10))
+    debugger()
+    # Nothing is said where nothing would be compiled.
+    assert not _programs_of_step(wrap(optimizer(keras)), kernel_and_bias(keras))
+    fixed = tfmp.FixedLossScaleManager
+    assert not _programs_of_step(tfmp.LossScaleOptimizer(optimizer(keras), fixed(8), jit_compile=False), _large(keras))
+    assert "not compiled" not in caplog.text
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(2.0**-10), fixed(SCALE), jit_compile=jit_compile)
+    for weights, others in zip(fitted(opt), expected, strict=True):
+        np.testing.assert_allclose(weights, others, rtol=1e-5)
+    (message,) = [record.message for record in caplog.records if "not compiled" in record.message]
+    assert message.startswith("the update of the variables is not compiled, as with jit_compile=False")
+
+
+@_keras_3_alone
+def test_graph_of_a_step_never_calls_python_and_branches_twice(keras: ModuleType) -> None:
+    """At each branch TensorFlow's executor waits for a boolean from the device, so there must be few of them."""
+    opt, variables = wrap(optimizer(keras, "Adam")), _large(keras)
+    opt.build(variables)
+    step = tf.function(lambda: opt.apply([tf.ones(each.shape) for each in variables], variables))
+    graph = step.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    branching = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+    assert not [node.name for node in nodes if "PyFunc" in node.op]
+    assert len([node.name for node in nodes if node.op in branching]) == 2

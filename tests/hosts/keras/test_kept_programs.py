@@ -1,0 +1,411 @@
+"""Eager steps of every Keras: the compiled program that is kept obeys all that may change, and keeps nothing alive."""
+
+import copy
+import functools
+import gc
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import SCALE, for_every_keras, optimizer, variable
+
+import tfmp
+from tfmp.hosts.keras.programs import kept_programs
+from tfmp.hosts.keras.programs.fingerprint import Fingerprint
+from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
+from tfmp.hosts.keras.views import view_of
+
+
+class _Pair:
+    """An optimizer that is wrapped and compiles, and a bare one, which take the same eager steps."""
+
+    def __init__(
+        self, keras: ModuleType, make: Callable[[], Any], constraint: Callable[[], Any] = lambda: None
+    ) -> None:
+        self.bare, self.inner = make(), make()
+        self.opt = tfmp.LossScaleOptimizer(self.inner, tfmp.FixedLossScaleManager(SCALE), jit_compile=True)
+        self.sides = [_weights(keras, constraint) for _ in range(2)]
+        for opt, weights in zip((self.bare, self.opt), self.sides, strict=True):
+            opt.build(weights)
+        self._steps = 0
+
+    def step(self) -> bool:
+        """Take a step; return whether Keras' code ran in Python, as it does not where a program is kept."""
+        self._steps += 1
+        rng = np.random.default_rng(self._steps)
+        grads = [tf.constant(rng.normal(size=(3, 2)), tf.float32) for _ in range(2)]
+        self.bare.apply_gradients(zip(grads, self.sides[0], strict=True))
+        self.opt.scale_loss(tf.constant(1.0))
+        pairs = [(grad * SCALE, weight) for grad, weight in zip(grads, self.sides[1], strict=True)]
+        called = set()
+        sys.setprofile(lambda frame, event, arg: called.add(frame.f_code.co_name))
+        try:
+            self.opt.apply_gradients(pairs)
+        finally:
+            sys.setprofile(None)
+        return "update_step" in called
+
+    def steps(self, count: int) -> list[bool]:
+        return [self.step() for _ in range(count)]
+
+    def change(self, change: Callable[..., object], *arguments: Any) -> None:
+        for opt, weights in zip((self.bare, self.inner), self.sides, strict=True):
+            change(opt, weights, *arguments)
+
+    def assert_equal(self) -> None:
+        for one, other in zip(*self.sides, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def _weights(keras: ModuleType, constraint: Callable[[], Any]) -> list[Any]:
+    start = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(3, 2)
+    if keras.__version__.startswith("2."):
+        return [tf.Variable(start, name="kernel", constraint=constraint()), tf.Variable(start, name="bias")]
+    weights = [variable(keras, start), variable(keras, start, "bias")]
+    weights[0].constraint = constraint()
+    return weights
+
+
+@for_every_keras()
+def test_program_is_made_once_for_settings_that_stay_whatever_the_learning_rate(keras: ModuleType) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, "Adam", global_clipnorm=0.5))
+    ran = []
+    for rate in (0.5, 0.25, 0.125, 0.0625):
+        pair.bare.learning_rate = rate
+        pair.opt.learning_rate = rate
+        ran.append(pair.step())
+    # The first step is not compiled, and the second is traced.
+    assert ran == [True, True, False, False]
+    pair.assert_equal()
+
+
+_OPTIONS = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2, "weight_decay": 0.25, "clipvalue": 4.0}
+#: The attributes that Keras itself does not let change between two steps: what they need is made when it is built.
+_FIXED = {"use_ema", "gradient_accumulation_steps", "built", "amsgrad", "centered", "rms_scaling", "optimizers"}
+
+
+def _changed(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return f"{value}_changed"
+    return 0.25 if value is None else value / 2 if isinstance(value, float) else value + 1
+
+
+def _public(opt: Any) -> set[str]:
+    return {attribute for attribute in vars(opt) if not attribute.startswith("_")}
+
+
+@pytest.fixture
+def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_programs, "_FREE_PROGRAMS", 1000)
+
+
+@pytest.mark.usefixtures("_unlimited")
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Ftrl"])
+@for_every_keras("keras3")
+def test_every_attribute_that_changes_between_steps_is_obeyed(keras: ModuleType, name: str) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, name, **_OPTIONS))
+    pair.step()
+    public = _public(pair.inner) - _FIXED
+    of_all = _public(keras.optimizers.Optimizer(0.5)) & public | {"learning_rate"}
+    assert {"weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_momentum"} <= of_all
+    # What all optimizers have, they have from the same class: one of them suffices to change one of these at a time.
+    in_turn = [[attribute] for attribute in sorted(of_all)] if name == "AdamW" else [sorted(of_all)]
+    for attributes in [*([attribute] for attribute in sorted(public - of_all)), *in_turn]:
+        for attribute, each in itertools.product(attributes, (pair.bare, pair.inner)):
+            value = 0.5 if attribute == "learning_rate" else getattr(each, attribute)
+            if isinstance(value, str | bool | int | float | None):
+                setattr(each, attribute, _changed(value))
+        pair.steps(2)
+        pair.assert_equal()
+
+
+def _set_inside(opt: Any, _: Any, value: float) -> None:
+    opt.optimizers[0].momentum = value
+
+
+@pytest.mark.usefixtures("_unlimited")
+@for_every_keras("keras3")
+def test_attributes_inside_a_multi_optimizer_are_obeyed(keras: ModuleType) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, "MultiOptimizer"))
+    for momentum in (0.5, 0.25, 0.0):
+        pair.change(_set_inside, momentum)
+        assert pair.steps(3) == [True, True, False]
+        pair.assert_equal()
+
+
+class _Factor:
+    """A number of the user's own that changes where no fingerprint sees it."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def __mul__(self, other: Any) -> Any:
+        return other * self.value
+
+    __rmul__ = __mul__
+
+
+def _momentum(opt: Any, _: Any, value: float) -> None:
+    opt.momentum = 0.5 + value / 100
+
+
+def _own_factor(opt: Any, _: Any, value: float) -> None:
+    vars(opt).setdefault("own_factor", _Factor()).value = value
+
+
+@pytest.mark.parametrize(("change", "messages"), [(_momentum, 1), (_own_factor, 0)])
+@for_every_keras()
+def test_settings_that_change_at_each_step_or_may_change_unseen_are_obeyed_without_compiling(
+    keras: ModuleType, change: Any, messages: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, momentum=0.5))
+    for step in range(12):
+        pair.change(change, step)
+        assert pair.step()
+    pair.assert_equal()
+    told = [record.message for record in caplog.records if "is not compiled" in record.message]
+    assert ["settings of the optimizer have changed 4 times in 5 steps" in each for each in told] == [True] * messages
+
+
+def _replace_schedule(keras: ModuleType, opt: Any, _: Any) -> None:
+    opt.learning_rate = keras.optimizers.schedules.PolynomialDecay(0.25, 10)
+
+
+#: What changes the settings of an optimizer or of what it refers to.
+_CHANGES: dict[str, Callable[[ModuleType, Any, list[Any]], object]] = {
+    "another schedule": _replace_schedule,
+    "schedule": lambda keras, opt, _: setattr(opt._learning_rate, "decay_rate", 0.125),
+    "constraint": lambda keras, opt, weights: setattr(weights[0].constraint, "max_value", 0.5),
+    "another constraint": lambda keras, opt, weights: setattr(weights[0], "constraint", keras.constraints.NonNeg()),
+    "excluded by name": lambda keras, opt, _: opt.exclude_from_weight_decay(var_names=["bias"]),
+    "excluded": lambda keras, opt, weights: opt.exclude_from_weight_decay(var_list=weights[:1]),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@for_every_keras("keras3")
+def test_what_an_optimizer_refers_to_is_obeyed(keras: ModuleType, change: str) -> None:
+    def make() -> Any:
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+        return optimizer(keras, learning_rate=schedule, weight_decay=0.25)
+
+    pair = _Pair(keras, make, lambda: keras.constraints.MaxNorm(1.0))
+    # The first step makes notes, such as of what decays, which are settings too.
+    assert pair.steps(4)[-1] is False
+    pair.change(functools.partial(_CHANGES[change], keras))
+    assert pair.steps(4)[-1] is False
+    pair.assert_equal()
+
+
+def _update_step(self: Any, gradient: Any, variable: Any, *rate: Any) -> Any:
+    self.calls = getattr(self, "calls", 0) + 1
+    return type(self).plain_update_step(self, gradient * float(self.calls), variable, *rate)
+
+
+def _on_object(pair: _Pair, method: Callable[[Any], Any]) -> None:
+    for opt in (pair.bare, pair.inner):
+        opt.update_step = method(opt)
+
+
+def _pretending(sgd: type) -> Any:
+    @functools.wraps(sgd.update_step)
+    def pretends_to_be_keras_own(*args: Any) -> Any:
+        return _update_step(*args)
+
+    return pretends_to_be_keras_own
+
+
+def _rate(pair: _Pair, patch: pytest.MonkeyPatch, value: Any) -> None:
+    patch.setattr(type(pair.inner._learning_rate), "__call__", value)
+
+
+def _clips(pair: _Pair, patch: pytest.MonkeyPatch) -> None:
+    base = next(each for each in type(pair.inner).__mro__ if "_clip_gradients" in vars(each))
+    patch.setattr(base, "_clip_gradients", lambda self, grads: [tf.sign(grad) for grad in grads])
+
+
+_KERAS_OWN = "a method of another class of Keras"
+#: What is put in the place of Keras' code, on an optimizer, on its class or a base class, or on what it refers to.
+_REPLACEMENTS: dict[str, Callable[[_Pair, pytest.MonkeyPatch, ModuleType], object]] = {
+    "method": lambda pair, patch, keras: _on_object(pair, lambda opt: types.MethodType(_update_step, opt)),
+    "partial": lambda pair, patch, keras: _on_object(pair, lambda opt: functools.partial(_update_step, opt)),
+    "class": lambda pair, patch, keras: patch.setattr(type(pair.inner), "update_step", _pretending(type(pair.inner))),
+    "base class": lambda pair, patch, keras: _clips(pair, patch),
+    "property": lambda pair, patch, keras: patch.setattr(
+        type(pair.inner), "learning_rate", property(lambda self: tf.constant(0.125))
+    ),
+    "schedule": lambda pair, patch, keras: _rate(pair, patch, lambda self, step: tf.constant(0.125)),
+    "static method": lambda pair, patch, keras: _rate(pair, patch, staticmethod(lambda step: tf.constant(0.125))),
+    "function of TensorFlow": lambda pair, patch, keras: _rate(
+        pair, patch, tf.function(lambda self, step: tf.constant(0.125), autograph=False)
+    ),
+    "constraint": lambda pair, patch, keras: patch.setattr(
+        type(pair.sides[0][0].constraint), "__call__", lambda self, weight: weight * 0.5
+    ),
+    _KERAS_OWN: lambda pair, patch, keras: _rate(pair, patch, keras.optimizers.schedules.InverseTimeDecay.__call__),
+}
+
+
+@pytest.mark.parametrize("compiled_before", [True, False])
+@pytest.mark.parametrize("replace", _REPLACEMENTS)
+@for_every_keras()
+def test_what_a_user_puts_in_place_of_keras_code_runs_at_each_step(
+    keras: ModuleType, replace: str, compiled_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
+        return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5))
+
+    monkeypatch.setattr(keras.optimizers.SGD, "plain_update_step", keras.optimizers.SGD.update_step, raising=False)
+    pair = _Pair(keras, make, lambda: keras.constraints.MaxNorm(4.0))
+    if compiled_before:
+        assert pair.steps(3) == [True, True, False]
+    _REPLACEMENTS[replace](pair, monkeypatch, keras)
+    for _ in range(3):
+        ran = pair.step()
+        pair.assert_equal()
+    # What is Keras' own is compiled anew.
+    assert ran is (replace != _KERAS_OWN)
+
+
+@for_every_keras("keras3")
+def test_code_of_a_user_is_run_anew_at_each_step(keras: ModuleType) -> None:
+    schedule = type(
+        "Own", (keras.optimizers.schedules.LearningRateSchedule,), {"__call__": lambda self, step: self.rate}
+    )
+    pair = _Pair(keras, lambda: optimizer(keras, learning_rate=schedule()))
+    for rate in (0.5, 0.25, 0.125):
+        schedule.rate = rate
+        assert pair.step()
+        pair.assert_equal()
+
+
+@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"weight_decay": 0.25}], ids="-".join)
+@for_every_keras()
+def test_nadam_which_counts_in_python_in_keras_2_takes_the_same_eager_steps(
+    keras: ModuleType, options: dict[str, Any]
+) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, "Nadam", **{"learning_rate": 0.01} | options))
+    ran = pair.steps(6)
+    pair.assert_equal()
+    assert ran[3:] == [keras.__version__.startswith("2.")] * 3
+    if not options:
+        # A `GradScaler` steps with it as it steps alone.
+        scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(SCALE))
+        scaled = _Pair(keras, lambda: optimizer(keras, "Nadam"))
+        for step in range(1, 6):
+            grads = [tf.fill([3, 2], float(step)), tf.fill([3, 2], -0.5)]
+            scaled.bare.apply_gradients(zip(grads, scaled.sides[0], strict=True))
+            scaler.scale(tf.constant(1.0))
+            pairs = [(grad * SCALE, own) for grad, own in zip(grads, scaled.sides[1], strict=True)]
+            scaler.step(scaled.inner, pairs)
+            scaler.update()
+        scaled.assert_equal()
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras: ModuleType) -> None:
+    def trained(wraps: bool) -> list[np.ndarray]:
+        inner = optimizer(keras, "Nadam", global_clipnorm=0.5)
+        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True) if wraps else inner
+        weights = _weights(keras, lambda: None)
+        opt.build(weights)
+        for number in range(1, 3):
+            grads = [tf.fill([3, 2], float(number)), tf.fill([3, 2], -0.5)]
+            tf.function(lambda grads: opt.apply_gradients(zip(grads, weights, strict=True)))(grads)
+        return [weight.numpy() for weight in weights]
+
+    np.testing.assert_allclose(trained(True), trained(False), rtol=1e-5)
+
+
+@for_every_keras()
+def test_what_an_optimizer_set_before_an_error_while_its_gradients_are_clipped_stays_set(keras: ModuleType) -> None:
+    opt = optimizer(keras, clipvalue=1.0)
+
+    def fail() -> None:
+        with view_of(opt, clipvalue=None) as view:
+            vars(view).update(clipvalue=2.0, counted=4)
+            raise RuntimeError("of the update")
+
+    with pytest.raises(RuntimeError, match="of the update"):
+        fail()
+    assert (opt.clipvalue, opt.counted) == (1, 4)
+
+
+@for_every_keras("keras3")
+def test_programs_keep_neither_the_optimizer_nor_its_variables_nor_their_graphs_alive(keras: ModuleType) -> None:
+    def graphs() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "FuncGraph" for each in gc.get_objects())
+
+    def train() -> list[Any]:
+        # Not the bare optimizer: in a function TensorFlow would keep its graph.
+        pair = _Pair(keras, lambda: optimizer(keras, "Adam", global_clipnorm=0.5))
+        assert pair.steps(3) == [True, True, False]
+        tf.function(pair.opt.apply)([tf.ones([3, 2])] * 2)
+        kept = [pair.inner, pair.opt, *pair.sides[1], *(each.value for each in pair.inner.variables)]
+        return [weakref.ref(each) for each in kept]
+
+    references = train()
+    before = graphs()
+    assert {reference() for reference in references} == {None}
+    for _ in range(3):
+        train()
+    assert graphs() == before
+
+
+@for_every_keras()
+def test_a_tape_around_a_step_changes_nothing_and_overflows_skip_it(keras: ModuleType) -> None:
+    pair = _Pair(keras, lambda: optimizer(keras, "Adam"))
+    with tf.GradientTape(persistent=True):
+        pair.steps(3)
+    pair.assert_equal()
+    for bad in (np.inf, np.nan):
+        grads = pair.opt.get_unscaled_gradients([tf.constant([[1, bad]] * 3, tf.float32), tf.ones([3, 2])])
+        pair.opt.apply_gradients(zip(grads, pair.sides[1], strict=True))
+    pair.assert_equal()
+    assert (int(pair.opt.iterations), int(pair.opt.skipped_steps)) == (3, 2)
+
+
+def test_the_programs_used_last_are_kept_and_copies_hold_none() -> None:
+    programs, total, traced = KeptPrograms(), tf.Variable(0.0), []
+
+    def run(number: int) -> None:
+        def update(grads: Any, tensors: Any) -> None:
+            traced.append(number)
+            total.assign_add(number * grads[0])
+
+        programs.run(update, lambda: Fingerprint([number]), [tf.constant(1.0)], [])
+
+    for step in range(3000):
+        run(step // 100)
+        run(0)
+    assert (len(programs), len(copy.deepcopy(programs))) == (16, 0)
+    # Each was traced once; those of the first settings that came too early were also run without being compiled.
+    assert len(set(traced)) == 30
+    assert float(total) == 100 * sum(range(30))
+
+
+def test_program_of_settings_with_an_object_that_is_gone_is_not_run() -> None:
+    programs, total, setting = KeptPrograms(), tf.Variable(0.0), tf.Variable(1.0)
+
+    def run(fingerprint: Fingerprint) -> None:
+        programs.run(lambda grads, _: total.assign_add(grads[0]), lambda: fingerprint, [tf.constant(1.0)], [])
+
+    run(Fingerprint([setting]))
+    stale = Fingerprint([])
+    (stale.key,) = programs._kept
+    run(stale)
+    assert len(programs) == 1
+    del setting
+    gc.collect()
+    run(stale)
+    assert (len(programs), float(total)) == (0, 3)

@@ -1,0 +1,272 @@
+"""The policies of layers at each level, when they are made and when they are set, and layers that need an exception."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from kerases import for_every_keras
+from levelled_models import CASES, POLICIES, gradients, outputs, policies, policy
+
+import tfmp
+from tfmp.hosts.keras.which import is_keras2
+
+pytestmark = [
+    pytest.mark.essential,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
+
+_X = CASES["sequential"].batch
+_IMAGES = np.cos(np.arange(96, dtype=np.float32)).reshape(2, 4, 4, 3)
+
+
+def _subclass(keras: ModuleType, name: str, **fixed: Any) -> Any:
+    """Return an object of a class of the user's, which passes on its settings."""
+
+    class Own(getattr(keras.layers, name)):  # type: ignore[misc] # of any Keras
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **fixed, **settings)
+
+    return Own
+
+
+#: What resizes images, by the name of its class. XLA cannot compile what Keras 2 does to images that are too small.
+_RESIZING: dict[str, Callable[[ModuleType], Any]] = {
+    "UpSampling2D": lambda keras: keras.layers.UpSampling2D(2, interpolation="bilinear"),
+    "Resizing": lambda keras: keras.layers.Resizing(6, 5),
+    "CenterCrop": lambda keras: keras.layers.CenterCrop(*((3, 2) if is_keras2(keras) else (5, 6))),
+    "RandomCrop": lambda keras: keras.layers.RandomCrop(*((4, 4) if is_keras2(keras) else (5, 6))),
+}
+
+_AT_ALL = "O1 O2 O3 O2-bfloat16 O3-bfloat16"
+
+
+def _named(name: str, **settings: Any) -> Callable[[ModuleType], Any]:
+    return lambda keras: getattr(keras.layers, name)(**settings)
+
+
+def _with_activation(name: str) -> dict[str, Callable[[ModuleType], Any]]:
+    """Return layers that are given an activation in every way."""
+    return {
+        "Dense by place": lambda keras: keras.layers.Dense(2, name),
+        "Dense": lambda keras: keras.layers.Dense(2, activation=name),
+        "Dense of a function": lambda keras: keras.layers.Dense(2, getattr(keras.activations, name, name)),
+        "Activation": lambda keras: keras.layers.Activation(name),
+        "Activation of a function": lambda keras: keras.layers.Activation(
+            activation=getattr(keras.activations, name, name)
+        ),
+        "Conv2D": lambda keras: keras.layers.Conv2D(2, 1, activation=name),
+        "EinsumDense": lambda keras: keras.layers.EinsumDense("ab,bc->ac", 2, activation=name),
+        "layer in TimeDistributed": lambda keras: keras.layers.TimeDistributed(keras.layers.Dense(2, name)).layer,
+        "class that passes it on": lambda keras: _subclass(keras, "Dense")(2, activation=name),
+        "class that fixes it": lambda keras: _subclass(keras, "Dense", activation=name)(2),
+    }
+
+
+#: What makes a layer, and the levels that keep it in float32.
+_LAYERS: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
+    **{
+        name: (_named(name), "O1")
+        for name in (
+            *("Softmax", "GlobalAveragePooling1D", "GroupNormalization", "UnitNormalization"),
+            "ActivityRegularization",
+        )
+    },
+    "Lambda": (lambda keras: keras.layers.Lambda(lambda x: x), "O1"),
+    "class of the user's": (lambda keras: _subclass(keras, "GlobalAveragePooling1D")(), "O1"),
+    "BatchNormalization": (_named("BatchNormalization"), ""),
+    "LayerNormalization": (_named("LayerNormalization"), ""),
+    "AveragePooling1D": (_named("AveragePooling1D", pool_size=2), ""),
+    **{
+        f"{name}, {kind}": (make, "O1" if name in ("softmax", "log_softmax", "exponential") else "")
+        for name in ("softmax", "log_softmax", "exponential", "relu", "tanh")
+        for kind, make in _with_activation(name).items()
+    },
+    "softmax of TensorFlow": (_named("Dense", units=2, activation=tf.nn.softmax), "O1"),
+    "relu of TensorFlow": (_named("Dense", units=2, activation=tf.nn.relu), ""),
+    "softmax layer": (lambda keras: keras.layers.Dense(2, activation=keras.layers.Softmax()), "O1"),
+    "Normalization": (_named("Normalization", axis=None, mean=1.0, variance=4.0), "O1 O2 O2-bfloat16"),
+    "CategoryEncoding": (_named("CategoryEncoding", num_tokens=4, output_mode="count"), _AT_ALL),
+    "Discretization": (_named("Discretization", bin_boundaries=[0.5], output_mode="count"), _AT_ALL),
+    **{name: (make, _AT_ALL) for name, make in _RESIZING.items()},
+    "nearest pixels": (_named("UpSampling2D", size=2), ""),
+    "nearest pixels of a size": (_named("Resizing", height=2, width=2, interpolation="nearest"), ""),
+    "class that fixes the interpolation": (
+        lambda keras: _subclass(keras, "UpSampling2D", interpolation="bilinear")(2),
+        _AT_ALL,
+    ),
+    "RandomRotation": (_named("RandomRotation", factor=0.2), "O2-bfloat16 O3-bfloat16"),
+    "RandomZoom": (_named("RandomZoom", height_factor=0.2), "O2-bfloat16 O3-bfloat16"),
+    "RandomTranslation": (
+        _named("RandomTranslation", height_factor=0.2, width_factor=0.2),
+        "O2-bfloat16 O3-bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LAYERS)
+@for_every_keras()
+def test_layer_has_the_same_policy_when_it_is_made_and_when_it_is_set(keras: ModuleType, name: str) -> None:
+    make, kept = _LAYERS[name]
+    activation = name.partition(",")[0]
+    if "," in name and not hasattr(keras.activations, activation):
+        pytest.skip(f"needs keras.activations.{activation}, which Keras {keras.__version__} does not have")
+    for level in _AT_ALL.split():
+        with tfmp.precision(level):
+            made = make(keras)
+        given = make(keras)
+        tfmp.set_precision(given, level)
+        assert policy(made) == policy(given) == ("float32" if level in kept.split() else POLICIES[level])
+        assert policies(made) == policies(given)
+
+
+@for_every_keras()
+def test_layer_takes_along_what_it_holds_when_it_is_made_and_when_it_is_set(keras: ModuleType) -> None:
+    class Own(keras.layers.MultiHeadAttention):  # type: ignore[name-defined] # of any Keras
+        pass
+
+    x = np.ones([2, 3, 4], np.float32)
+    with tfmp.precision("O1"):
+        made, lstm = Own(2, 2), keras.layers.LSTM(3, activation="softmax")
+    made(x, x)
+    layer, other = Own(2, 2), keras.layers.LSTM(3, activation="softmax")
+    layer(x, x)
+    for each in (layer, other):
+        tfmp.set_precision(each, "O1")
+    assert [each for _, *each in policies(layer)] == [each for _, *each in policies(made)]
+    assert [policy(each) for each in (lstm, lstm.cell, other, other.cell)] == ["float32"] * 4
+
+
+def _gradient(layer: Any, kernel: tf.Variable) -> tf.Tensor:
+    """Return the gradient of a loss behind a layer for what is in front of it, as XLA compiles it."""
+
+    @tf.function(jit_compile=True)
+    def gradient() -> tf.Tensor:
+        half = layer.compute_dtype if layer.compute_dtype != "float32" else "float16"
+        with tf.GradientTape() as tape:
+            images = tf.cast(_IMAGES * kernel, half)
+            loss = tf.reduce_sum(tf.cast(tf.nn.relu(layer(tf.nn.relu(images), training=True)), tf.float32))
+        return tape.gradient(loss, kernel)
+
+    return gradient()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "O2-bfloat16"])
+@pytest.mark.parametrize("name", _RESIZING)
+@for_every_keras()
+def test_layer_that_resizes_trains_in_a_compiled_step(keras: ModuleType, name: str, level: str) -> None:
+    given, kernel = _RESIZING[name](keras), tf.Variable(2.0)
+    tfmp.set_precision(given, level)
+    expected = _gradient(_RESIZING[name](keras), kernel)
+    np.testing.assert_allclose(_gradient(given, kernel), expected, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["RandomRotation", "RandomZoom", "RandomTranslation"])
+@for_every_keras()
+def test_projection_of_images_in_bfloat16_is_computed_in_float32(keras: ModuleType, name: str) -> None:
+    with tfmp.precision("O3-bfloat16"):
+        layer = _LAYERS[name][0](keras)
+    assert layer(tf.cast(_IMAGES, tf.bfloat16), training=True).dtype == tf.float32
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3", "O3-bfloat16"])
+@for_every_keras()
+def test_what_counts_or_normalizes_inputs_computes_as_in_float32(keras: ModuleType, level: str) -> None:
+    ids, numbers = np.array([[1, 1, 3]]), np.array([[0.0, 1.0, 1.0]], np.float32)
+    inputs = {"CategoryEncoding": ids, "Discretization": numbers}
+    for name, x in (inputs | ({} if "O3" in level else {"Normalization": _X})).items():
+        with tfmp.precision(level):
+            made = _LAYERS[name][0](keras)
+        given = _LAYERS[name][0](keras)
+        tfmp.set_precision(given, level)
+        expected = _LAYERS[name][0](keras)(x)
+        np.testing.assert_array_equal(made(x), expected)
+        np.testing.assert_array_equal(given(x), expected)
+
+
+@for_every_keras()
+def test_frozen_layers_are_set(keras: ModuleType) -> None:
+    model = CASES["sequential"].built(keras)
+    model.layers[0].trainable = False
+    tfmp.set_precision(model, "O2")
+    assert model(_X).dtype == tf.float16
+    assert {grad.dtype for grad in gradients(model, _X)} == {tf.float32}
+
+
+@for_every_keras()
+def test_weights_in_containers_and_weights_that_are_not_trained_are_cast(keras: ModuleType) -> None:
+    class Weights(NamedTuple):
+        kernel: Any
+        bias: Any
+
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            ones = {"shape": [3], "initializer": "ones"}
+            self.pair = Weights(*(self.add_weight(**ones, name=name) for name in ("k", "b")))
+            self._scales = [self.add_weight(**ones, name="scale")]
+            self.nested = {"all": [self.add_weight(**ones, name="inner", trainable=False)]}
+
+        def call(self, x: Any) -> Any:
+            return (x * self.pair.kernel + self.pair.bias) * self._scales[0] + self.nested["all"][0]
+
+    layer = Own()
+    before = outputs(layer, _X)
+    with tfmp.precision("O2"):
+        made = Own()
+    tfmp.set_precision(layer, "O2")
+    assert outputs(layer, _X) == outputs(made, _X) != before
+    tfmp.set_precision(layer, "O0")
+    assert outputs(layer, _X) == before
+
+
+@for_every_keras()
+def test_weight_of_a_type_of_its_own_is_no_obstacle_at_the_level_it_was_made_at(keras: ModuleType) -> None:
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.scale = self.add_weight(shape=[], initializer="ones", name="scale", dtype="float32")
+
+        def call(self, x: Any) -> Any:
+            return x * tf.cast(self.scale, x.dtype)
+
+    with tfmp.precision("O3"):
+        layer = Own()
+    layer(_X)
+    tfmp.set_precision(layer, "O3")
+    assert policy(layer) == "float16"
+
+
+def _with_added_losses(keras: ModuleType) -> Any:
+    """Return a model with a loss that a layer adds, a regularized result and regularized weights."""
+
+    class _Adding(keras.layers.Layer):  # type: ignore[misc, name-defined] # of any Keras
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(0.25 * tf.reduce_mean(x * x))
+            return x
+
+    half = keras.regularizers.L2(0.5)
+    ones = {"kernel_initializer": "ones", "use_bias": False}
+    body = keras.layers.Dense(2, kernel_regularizer=half, activity_regularizer=half, **ones)
+    return keras.Sequential([keras.Input([2]), body, _Adding(), keras.layers.Dense(1, **ones)])
+
+
+_MADE_UNDER = [(level, True) for level in ("O1", "O2", "O3", "O1-bfloat16", "O2-bfloat16", "O3-bfloat16")]
+
+
+@pytest.mark.parametrize(("level", "made_under"), [*_MADE_UNDER, ("O1", False), ("O2", False), ("O2-bfloat16", False)])
+@for_every_keras()
+def test_losses_that_layers_add_are_added_to_the_loss(keras: ModuleType, level: str, made_under: bool) -> None:
+    with tfmp.precision(level if made_under else "O0"):
+        model = _with_added_losses(keras)
+    if not made_under:
+        tfmp.set_precision(model, level)
+    model.compile(tfmp.LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), tfmp.FixedLossScaleManager(64)), "mse")
+    # One example: Keras 3.5 adds up the losses of activities over a batch, later versions take their mean.
+    history = model.fit(np.float32([[1, 2]]), np.float32([[4]]), verbose=0).history
+    # The outputs are 6, and those of the first layer 3: 4 of the squared error, 0.5 * 18 of these, 0.5 * 4 of the
+    # weights, and 0.25 * 9 of what the layer adds.
+    assert history["loss"] == [4 + 9 + 2 + 2.25]
+    kernels = [tf.convert_to_tensor(weight).numpy().tolist() for weight in model.weights]
+    # The gradient of the results of the first layer is 4 + 3 + 0.75, that of its weights this times the input, and 1.
+    assert kernels == [[[1 - 8.75 / 16] * 2, [1 - 16.5 / 16] * 2], [[1 - 12 / 16]] * 2]

@@ -1,0 +1,213 @@
+"""The managers and the optimizer of the NPU bridge: as tfmp's, with or without the overflow check."""
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfmp
+import tfmp.npu
+from tfmp.npu import npu_loss_scale_manager as lsm_lib
+from tfmp.npu import npu_loss_scale_optimizer as lso
+
+pytestmark = pytest.mark.graph
+
+
+class Noted(tf.compat.v1.train.GradientDescentOptimizer):
+    """An optimizer with an additional attribute."""
+
+    schedule = "linear"
+
+
+def _sgd() -> Noted:
+    return Noted(0.5)
+
+
+class Problem:
+    """Weights whose gradients are the fed number."""
+
+    def __init__(self, session: tf.compat.v1.Session) -> None:
+        self.session = session
+        self.w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+        self.factor = tf.compat.v1.placeholder(tf.float32, [])
+        self.loss = tf.reduce_sum(self.w) * self.factor
+        self.global_step = tf.compat.v1.train.get_or_create_global_step()
+
+    def train(self, optimizer: tfmp.LossScaleOptimizer, factors: list[float]) -> list[float]:
+        """Take a step for each factor; return the scale after each."""
+        train_op = optimizer.apply_gradients(optimizer.compute_gradients(self.loss, [self.w]), self.global_step)
+        scale = optimizer.manager.get_loss_scale()
+        self.session.run(tf.compat.v1.global_variables_initializer())
+        scales = []
+        for factor in factors:
+            self.session.run(train_op, {self.factor: factor})
+            scales.append(float(self.session.run(scale)))
+        return scales
+
+
+# The code of public scripts. The imports above are theirs too, with tfmp.npu in place of the bridge's package.
+def test_script_trains_as_tf_contrib_did(session: tf.compat.v1.Session) -> None:
+    problem = Problem(session)
+    manager = lsm_lib.ExponentialUpdateLossScaleManager(
+        init_loss_scale=8, incr_every_n_steps=2, decr_every_n_nan_or_inf=2, decr_ratio=0.5
+    )
+    optimizer = lso.NPULossScaleOptimizer(_sgd(), manager, is_distributed=False)
+    scales = problem.train(optimizer, [1.0, 1.0, math.inf, math.nan, 1.0, 1.0])
+    assert scales == [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]
+    assert session.run("loss_scale:0") == 16.0
+    assert session.run(problem.w).tolist() == [-1.0, 0.0]
+    assert session.run([problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]) == [4, 4, 2]
+
+
+def test_two_wrapped_optimizers_have_a_scale_each(session: tf.compat.v1.Session) -> None:
+    problem = Problem(session)
+    other = tf.compat.v1.get_variable("other", initializer=1.0)
+    losses = {problem.w: problem.loss, other: other * 1.0}
+    ops = []
+    for variable, loss in losses.items():
+        manager = lsm_lib.ExponentialUpdateLossScaleManager(8, 1000, 1, 2, 0.5)
+        ops.append(lso.NPULossScaleOptimizer(_sgd(), manager).minimize(loss, var_list=[variable]))
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(ops, {problem.factor: math.inf})
+    assert session.run(["loss_scale:0", "loss_scale_1:0"]) == [4.0, 8.0]
+
+
+@pytest.mark.parametrize("checks", [None, True, False])
+def test_without_overflow_check_an_infinite_gradient_is_applied(
+    checks: bool | None, session: tf.compat.v1.Session
+) -> None:
+    problem = Problem(session)
+    settings = {} if checks is None else {"enable_overflow_check": checks}
+    manager = lsm_lib.FixedLossScaleManager(loss_scale=1024, **settings)
+    assert manager.get_enable_overflow_check() is (checks is not False)
+    optimizer = lso.NPULossScaleOptimizer(_sgd(), manager)
+    assert problem.train(optimizer, [1.0, math.inf]) == [1024.0, 1024.0]
+    watched = [problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]
+    assert session.run(watched) == ([2, 2, 0] if checks is False else [1, 1, 1])
+    assert session.run(problem.w).tolist() == ([-math.inf, -math.inf] if checks is False else [0.5, 1.5])
+
+
+def test_other_optimizers_check_in_any_case(session: tf.compat.v1.Session) -> None:
+    problem = Problem(session)
+    manager = lsm_lib.FixedLossScaleManager(1024, enable_overflow_check=False)
+    problem.train(tfmp.LossScaleOptimizer(_sgd(), manager), [math.inf])
+    assert session.run(problem.w).tolist() == [1.0, 2.0]
+
+
+# The sum of two gradients of 2**127 is infinite.
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("checks", [False, True], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("grads", [(1.0, math.inf), (2.0**127, 2.0**127)], ids=["one infinite", "infinite sum"])
+def test_without_overflow_check_replicas_apply_every_step(
+    two_replicas: tf.distribute.MirroredStrategy, grads: tuple[float, float], checks: bool, compiled: bool
+) -> None:
+    if not tf.executing_eagerly():
+        pytest.skip("graph mode is on")
+    with two_replicas.scope():
+        weight = tf.Variable(1.0)
+        global_step = tf.Variable(0, dtype=tf.int64)
+        manager = tfmp.npu.FixedLossScaleManager(1, enable_overflow_check=checks)
+    optimizer = tfmp.npu.NPULossScaleOptimizer(_sgd(), manager)
+
+    def on_replica() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.minimize(lambda: weight * tf.gather(grads, replica), global_step, [weight])
+
+    two_replicas.run(tf.function(on_replica) if compiled else on_replica)
+    expected = 1.0 if checks else -math.inf
+    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [expected] * 2
+    status = manager.get_status()
+    counts = [global_step, status.applied_steps, status.skipped_steps]
+    assert [int(count.numpy()) for count in counts] == ([0, 0, 1] if checks else [1, 1, 0])
+
+
+def test_managers_have_the_settings_of_tfmp_and_are_made_anew_from_their_configs() -> None:
+    settings: dict[str, Any] = {"init_loss_scale": 8.0, "incr_every_n_steps": 2, "max_loss_scale": 64.0}
+    with tf.Graph().as_default():
+        manager = tfmp.npu.ExponentialUpdateLossScaleManager(**settings, enable_overflow_check=True)
+        assert manager.get_enable_overflow_check()
+        assert manager.get_config() == tfmp.ExponentialUpdateLossScaleManager(**settings).get_config()
+        assert type(manager).from_config(manager.get_config()).get_config() == manager.get_config()
+        fixed = tfmp.npu.FixedLossScaleManager(8, False)
+        assert type(fixed).from_config(fixed.get_config()).get_enable_overflow_check() is False
+
+
+def _is_distributed() -> None:
+    w = tf.compat.v1.get_variable("w", initializer=1.0)
+    _wrapped(_sgd(), is_distributed=True).minimize(w * 1.0)
+
+
+def _wrapped(opt: Any = None, **settings: Any) -> lso.NPULossScaleOptimizer:
+    return lso.NPULossScaleOptimizer(opt or _sgd(), lsm_lib.FixedLossScaleManager(8), **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: tfmp.npu.ExponentialUpdateLossScaleManager(8, 2, enable_overflow_check=False),
+            ValueError,
+            "unchecked, the scale would only grow; leave it out",
+        ),
+        (
+            lambda: tfmp.npu.FixedLossScaleManager(0.5),
+            ValueError,
+            "loss_scale must be a float32 number of at least 1, got 0.5",
+        ),
+        (
+            lambda: tfmp.npu.FixedLossScaleManager(8, "no"),
+            TypeError,
+            "enable_overflow_check must be True or False, got 'no'",
+        ),
+        (
+            lambda: tfmp.npu.ExponentialUpdateLossScaleManager(8, 0),
+            ValueError,
+            "incr_every_n_steps must be a whole number",
+        ),
+        (
+            lambda: tfmp.npu.NPULossScaleOptimizer(_sgd(), 8),
+            TypeError,
+            "loss_scale_manager must be a tfmp.LossScaleManager, got 8",
+        ),
+        (lambda: _wrapped("adam"), TypeError, "opt must be a tf.compat.v1.train.Optimizer, got 'adam'"),
+        (lambda: _wrapped(_wrapped()), ValueError, "wrapping it again would scale the loss twice"),
+        (_is_distributed, ValueError, "is_distributed=True, and nothing distributes: call hvd.init()"),
+    ],
+)
+def test_bad_settings_are_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with tf.Graph().as_default(), pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_sparse_gradients_are_made_dense_on_request(session: tf.compat.v1.Session) -> None:
+    w = Problem(session).w
+    for dense in (False, True):
+        optimizer = _wrapped(sparse_as_dense=dense)
+        ((grad, _),) = optimizer.compute_gradients(tf.reduce_sum(tf.gather(w, [1])), [w])
+        assert isinstance(grad, tf.IndexedSlices) is not dense
+
+
+def test_unknown_attributes_are_those_of_the_wrapped_optimizer() -> None:
+    with tf.Graph().as_default():
+        optimizer = _wrapped()
+        # Copies and unfinished objects do not ask for ever.
+        assert copy.copy(optimizer)._opt is optimizer._opt
+    assert isinstance(optimizer, tfmp.LossScaleOptimizer)
+    assert (optimizer.schedule, optimizer._learning_rate, optimizer.get_name()) == ("linear", 0.5, "GradientDescent")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = optimizer.no_such_name
+    unfinished = lso.NPULossScaleOptimizer.__new__(lso.NPULossScaleOptimizer)
+    with pytest.raises(AttributeError, match="'NPULossScaleOptimizer' object has no attribute 'schedule'"):
+        _ = unfinished.schedule
+
+
+def test_checkpoint_does_not_take_it_for_the_wrapped_optimizer(session: tf.compat.v1.Session) -> None:
+    inner = _sgd()
+    tf.train.Checkpoint(optimizer=inner)
+    optimizer = _wrapped(inner)
+    with session.as_default(), pytest.raises(NotImplementedError, match=r"a tf\.train\.Checkpoint cannot hold this"):
+        tf.train.Checkpoint(optimizer=optimizer).save("unused")

@@ -1,0 +1,143 @@
+"""Models of any Keras with given weights, and what must be as before when a check has ended."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfmp
+
+
+def check(model: Any, loss_fn: Any, batches: Any, **settings: Any) -> tfmp.ranges.PrecisionReport:
+    """Check a model and show no progress."""
+    return tfmp.check_precision(model, loss_fn, batches, **{"progress": False} | settings)
+
+
+def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return a batch of eight examples with four inputs and one label."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=[8, 4]).astype(np.float32), rng.normal(size=[8, 1]).astype(np.float32)
+
+
+def with_given_weights(model: Any) -> Any:
+    """Give the trained variables of a model values that are not random; return the model."""
+    for index, variable in enumerate(model.trainable_variables):
+        size = int(np.prod(variable.shape))
+        variable.assign(np.cos(index + np.arange(size)).reshape(variable.shape) / 2)
+    return model
+
+
+def called(model: Any) -> Any:
+    """Call a model of four inputs, so that Keras has noted that it was; give it weights, and return it."""
+    model(data()[0])
+    return with_given_weights(model)
+
+
+def dense_model(keras: ModuleType, policy: str = "float32") -> Any:
+    """Make a model of two layers with given weights."""
+    layers = [keras.layers.Dense(4, "relu", dtype=policy, name="hidden"), keras.layers.Dense(1, dtype=policy, name="o")]
+    return called(keras.Sequential([keras.Input([4]), *layers], name="net"))
+
+
+def stateful_model(keras: ModuleType, policy: str = "float32") -> Any:
+    """Make a model with moving statistics and Dropout."""
+    layers = [
+        keras.layers.Dense(4, dtype=policy, name="hidden"),
+        keras.layers.BatchNormalization(dtype=policy, name="norm"),
+        keras.layers.Dropout(0.5, seed=3, dtype=policy, name="drop"),
+        keras.layers.Dense(1, dtype=policy, name="o"),
+    ]
+    return called(keras.Sequential([keras.Input([4]), *layers], name="net"))
+
+
+def ones(keras: ModuleType, name: str) -> Any:
+    """Make a layer that returns the sum of its inputs."""
+    return keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name)
+
+
+def multiplying(keras: ModuleType, factor: float, name: str) -> Any:
+    """Make a layer that multiplies by a number, which float16 may be unable to hold."""
+    return keras.layers.Rescaling(factor, name=name)
+
+
+def composed(
+    keras: ModuleType, call: Callable[[Any, Any], Any], base: str = "Layer", settings: Any = None, **parts: Any
+) -> Any:
+    """Make a layer, or a model, with parts as its attributes; its `call` is a function of it and of the input.
+
+    `settings` are what the constructor of the layer or model takes.
+    """
+
+    class Composed(keras.Model if base == "Model" else keras.layers.Layer):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__(**settings or {})
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def call(self, x: Any) -> Any:
+            return tf.autograph.experimental.do_not_convert(call)(self, x)
+
+    return Composed()
+
+
+def overflowing_within(keras: ModuleType, name: str) -> Any:
+    """Make a layer that returns what it takes, and on the way computes a number beyond 65504."""
+    return composed(keras, lambda _, x: (x * 300.0) * 300.0 / 90000.0, settings={"name": name})
+
+
+def mse(outputs: Any, labels: Any) -> tf.Tensor:
+    """Return the mean squared error, in the order in which Keras takes means."""
+    return tf.reduce_mean(tf.reduce_mean((outputs - labels) ** 2, axis=-1))
+
+
+def counted(*arrays: Any) -> tfmp.ranges.RangeHistogram:
+    """Count the exponents of the values of arrays by NumPy."""
+    values = np.concatenate([np.float64(array).ravel() for array in arrays])
+    exponents = np.frexp(values[np.isfinite(values) & (values != 0)])[1] - 1
+    names = [
+        str(exponent) if -150 <= exponent < 128 else "below" if exponent < 0 else "above" for exponent in exponents
+    ]
+    others = {"zero": values == 0, "infinite": np.isinf(values), "nan": np.isnan(values)}
+    names += [name for name, are in others.items() for _ in range(np.count_nonzero(are))]
+    return tfmp.ranges.RangeHistogram.from_dict(Counter(names))
+
+
+def gradients(model: Any, loss: Callable[[], tf.Tensor], scale: float = 1.0) -> list[Any]:
+    """Return the gradients of a loss, multiplied by a scale, for the trained variables of a model."""
+    variables = [each if isinstance(each, tf.Variable) else each.value for each in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        scaled = tf.cast(loss(), tf.float32) * scale
+    return list(tape.gradient(scaled, variables))
+
+
+def state(model: Any) -> dict[str, Any]:
+    """Return all that a check must leave as it is: of the model, of its layers, and of random generators."""
+    layers = list(model._flatten_layers())
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *(each for metric in model.metrics for each in metric.variables)]
+    return {
+        "variables": _values(variables),
+        "optimizer": _values(optimizer.variables if optimizer else []),
+        "seeds": [_values([each.state]) for layer in layers for each in getattr(layer, "_seed_generators", [])],
+        "policies": [(layer._dtype_policy, layer.compute_dtype, layer.variable_dtype) for layer in layers],
+        # Values too, by their identity: a layer's own `call` is one of them.
+        "attributes": [{name: id(value) for name, value in _attributes(layer)} for layer in layers],
+        "trainable": [layer.trainable for layer in layers],
+        "random": (random.getstate(), [str(part) for part in np.random.get_state()]),
+    }
+
+
+def _values(variables: Any) -> list[Any]:
+    return [tf.convert_to_tensor(variable).numpy().tolist() for variable in variables]
+
+
+def _attributes(layer: Any) -> list[tuple[str, Any]]:
+    # Numbers, tuples and what a call leaves behind are made anew.
+    kept = (tf.Variable, tf.Module, str, type, bool)
+    return [
+        (name, value if isinstance(value, kept) or callable(value) else None) for name, value in vars(layer).items()
+    ]

@@ -1,0 +1,92 @@
+"""Exported steps and trainings run alike where there is no TensorFlow, on JAX."""
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import keras_contenders
+
+pytestmark = pytest.mark.skipif(keras_contenders.KERAS != "Keras 3", reason="exports what Keras 3 trains")
+
+_SMALL = "--layers 1 --hidden 64 --vocabulary 32 --length 16 --batch 4"
+
+#: By kind of program: the options by which it is exported, and those by which it is run.
+_KINDS = {
+    "steps": ("--shapes tiny", "--rounds 1 --copy-mib 1"),
+    "steps for CPUs": ("--shapes tiny --for-cpu", "--rounds 1 --copy-mib 1"),
+    "trainings": (_SMALL, "--rounds 1 --in-a-row 1 --product 8 --steps 30"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write the programs of all kinds, and return their folders."""
+    pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221 has")
+    from tools import export_step, export_training
+
+    made = {kind: tmp_path_factory.mktemp("programs") / "programs" for kind in _KINDS}
+    for kind, (options, _) in _KINDS.items():
+        tool: Any = export_training if kind == "trainings" else export_step
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert tool.main([str(made[kind]), *options.split()]) == 0
+    return made
+
+
+def _run(kind: str, folder: Path, *options: str) -> tuple[int, str]:
+    command = [sys.executable, str(folder / "run.py"), *_KINDS[kind][1].split(), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr * (done.returncode > 1)
+
+
+@pytest.mark.parametrize("kind", ["steps", "steps for CPUs"])
+def test_programs_take_the_right_steps_on_jax(kind: str, folders: dict[str, Path]) -> None:
+    status, shown = _run(kind, folders[kind])
+    assert (status, shown.splitlines()[-1]) == (0, "all programs took the right steps")
+
+
+def test_programs_train_alike_on_jax(folders: dict[str, Path], tmp_path: Path) -> None:
+    status, shown = _run("trainings", folders["trainings"], "--optimized", str(tmp_path))
+    assert (status, shown.splitlines()[-1]) == (0, "all programs trained alike")
+    rows = {
+        row[0]: row for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()) if row
+    }
+    # A loss scale of 2**40 is halved in 20 steps and more, in both wrappers.
+    assert rows["float16, tfmp"][10] == rows["float16, Keras 3"][10]
+    assert int(rows["float16, tfmp"][10]) > 20
+    assert "f16" in (tmp_path / "float16-tfmp.txt").read_text()
+    # Nothing but the rounding of products differs here, and XLA writes the default in fewer bytes.
+    exact, rounded = (folders["trainings"] / f"{name}.hlo" for name in ("float32", "tensorfloat-32"))
+    assert exact.read_bytes() != rounded.read_bytes()
+
+
+def _without_skips(entries: list[dict[str, Any]], folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the entries of a program that never skips, in the place of one that does."""
+    if kind == "trainings":
+        plain, scaled = entries[0], entries[-1]
+        # It takes a variable of no use for the loss scale.
+        learning_rate = next(place for place, each in enumerate(plain["variables"]) if each["shape"] == [])
+        return [plain, plain | {"wrapper": scaled["wrapper"], "loss_scale": learning_rate}]
+    (folder / "sgd-keras3.hlo").write_bytes((folder / "sgd-bare.hlo").read_bytes())
+    rows = {row["file"]: row for row in entries if row["file"].startswith("sgd")}
+    kept = {name: rows["sgd-bare.hlo"][name] for name in ("variables", "weights", "updates")}
+    return [*(rows | {"sgd-keras3.hlo": rows["sgd-keras3.hlo"] | kept}).values()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("steps", "WRONG: SGD, skipped, Keras 3: wrong weights"), ("trainings", "WRONG: float16, tfmp: ")],
+)
+def test_a_program_that_does_not_skip_is_named(kind: str, said: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders[kind], tmp_path / "programs")
+    entries = json.loads((folder / "programs.json").read_text())
+    (folder / "programs.json").write_text(json.dumps(_without_skips(entries, folder, kind)))
+    status, shown = _run(kind, folder)
+    assert status == 1
+    assert said in shown
