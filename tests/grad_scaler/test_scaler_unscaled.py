@@ -60,11 +60,23 @@ def _step_in_an_inner_function(training: Training, factor: Any) -> None:
     tf.function(lambda: training.step(clipped))()
 
 
+def _step_with_none_in_an_inner_function(training: Training, factor: Any) -> None:
+    unscaled = training.unscale(training.scaled(factor)[:1])
+    tf.function(lambda: training.step([*unscaled, None]))()
+
+
 def _look_in_a_branch(training: Training, looks: tf.Tensor) -> None:
     grads = training.scaled()
     if looks:
         training.unscale(grads)
     training.step(grads)
+
+
+def _step_in_one_of_two_conditionals(training: Training, unscales: tf.Tensor) -> None:
+    if unscales:
+        training.step(training.unscale(training.scaled()))
+    if not unscales:
+        training.step(training.scaled())
 
 
 def _drop_in_a_branch_with_gradients_of_its_own(training: Training, drops: tf.Tensor) -> None:
@@ -104,6 +116,12 @@ _APPLIED = {
     "zeros stand for None": _Iteration(_step_with(_none_becomes_zeros), (0.5, 2, 1024, 0), [3.0]),
     "an inner function captures the gradients": _Iteration(
         _step_in_an_inner_function, (0.95, 0.5, 1024, 0), [3.0], ["function"], ["tf1"]
+    ),
+    "an inner function gets None": _Iteration(
+        _step_with_none_in_an_inner_function, (0.5, 2, 1024, 0), [3.0], ["function"], ["tf1"]
+    ),
+    "a later conditional steps with its own": _Iteration(
+        _step_in_one_of_two_conditionals, (0, -1, 1024, 0), [True, False]
     ),
     "a branch only looks": _Iteration(_look_in_a_branch, (0, -1, 1024, 0), [True, False]),
     "a branch drops gradients of its own": _Iteration(
@@ -298,14 +316,15 @@ def test_update_forgets_the_gradients() -> None:
 )
 def test_unscale_and_step_are_in_one_function_or_both_in_eager_code(unscales: str, steps: str) -> None:
     training = Training()
-    unscale, step = WAYS[unscales](lambda: training.unscale(training.scaled())), WAYS[steps](training.step)
+    step = WAYS[steps](training.step)
 
-    def step_of_another() -> None:
+    @WAYS[unscales]
+    def unscale() -> None:
+        training.unscale(training.scaled())
+        # The step of another optimizer does not use what was found.
         training.scaler.step(sgd(), [(tf.constant(0.0), training.weights[0])])
 
     unscale()
-    # This does not use what was found.
-    WAYS[steps](step_of_another)()
     with pytest.raises(RuntimeError, match=_OUTSIDE):
         step([tf.constant(1024.0)])
     training.scaler.update()
