@@ -1,6 +1,7 @@
-"""The table of lanes: each of its lines is about something, and no file is left to lanes that tox does not run."""
+"""The table of lanes: each of its lines is about something, and each file is run by a lane that tox runs by default."""
 
 import re
+from collections import Counter
 
 import lane_table
 import pytest
@@ -18,6 +19,12 @@ def test_each_line_is_about_tests_that_exist(start: str) -> None:
     found = [*lane_table.ROOT.glob(f"{path}*")]
     assert found, f"no path begins with {path}"
     assert not name or f"def {name}" in found[0].read_text("utf-8")
+
+
+def test_names_of_files_are_unique() -> None:
+    # Pytest imports each by its name alone, since the folders are no packages.
+    names = Counter(path.rpartition("/")[2] for path in _FILES)
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", [path for path in _FILES if not path.startswith("tests/works_with/test_")])

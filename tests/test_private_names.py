@@ -73,7 +73,7 @@ _ELSEWHERE = {
     ),
     "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_managers_base.py"),
     "core/storage/in_checkpoint.py": _place(
-        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_in_checkpoint.py"
+        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_storage.py"
     ),
     "core/storage/state_variables.py": _place("_trackable_children", _CHILDREN, "tests/grad_scaler/test_iteration.py"),
     "hosts/keras/legacy.py": _place(

@@ -142,8 +142,9 @@ def build(directory: Path, flags: Mapping[str, str]) -> None:
     """
     # CMake is installed beside this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    arguments = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), f"horovod=={HOROVOD}"]
-    _pip("wheel", *arguments, **flags, PATH=path)
+    # pip's own cache would give a wheel that was built with another TensorFlow, or other flags.
+    arguments = ["--quiet", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory)]
+    _pip("wheel", *arguments, f"horovod=={HOROVOD}", **flags, PATH=path)
 
 
 def _pip(*arguments: str, **variables: str) -> None:

@@ -80,7 +80,11 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("name", "options", "needs"),
     [
         pytest.param(
-            name, options, needs, id=f"{name} {number}", marks=[_MARKS[each] for each in needs if each in _MARKS]
+            name,
+            options,
+            needs,
+            id=f"{name} {number}{' keras2' * (2 in needs)}",
+            marks=[_MARKS[each] for each in needs if each in _MARKS],
         )
         for name, runs in _RUNS.items()
         for number, (options, *needs) in enumerate((each,) if isinstance(each, str) else each for each in runs)

@@ -9,7 +9,7 @@ _REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the examples; fail after two minutes.
+    """Run a module of the examples; fail after four minutes.
 
     Args:
         module: Its name below `estimator_examples`.
@@ -22,6 +22,6 @@ def run(module: str, *arguments: str, **environment: str) -> subprocess.Complete
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_examples.bert import modeling
+from estimator_examples.bert import modeling, optimization
 
 pytestmark = pytest.mark.estimator
 
@@ -112,14 +112,6 @@ def test_products_are_of_float16_numbers(precision: str) -> None:
         assert all(each.op.type == "Cast" and each.op.inputs[0].dtype == tf.float16 for each in op.inputs)
 
 
-def test_logits_are_float32_and_one_row_for_each_masked_word(session: tf1.Session) -> None:
-    del session
-    outputs = modeling.bert(_features(_batch()), dataclasses.replace(CONFIG, precision="O2"))
-    assert (outputs.word_logits.dtype, outputs.next_logits.dtype) == (tf.float32, tf.float32)
-    assert outputs.word_logits.shape.as_list() == [6, 50]
-    assert outputs.next_logits.shape.as_list() == [3, 2]
-
-
 def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the word logits before and after a change of segment and word at a position of the first example.
 
@@ -139,14 +131,13 @@ def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.n
     return before, after
 
 
-def test_padding_does_not_change_the_outputs(session: tf1.Session) -> None:
-    before, after = _logits_after(session, position=14)
-    np.testing.assert_array_equal(before, after)
-
-
-def test_every_word_sees_the_others_of_its_example_only(session: tf1.Session) -> None:
-    before, after = _logits_after(session, position=10)
-    assert (before[:2] != after[:2]).any(axis=1).all()
+@pytest.mark.parametrize(("position", "seen"), [(14, False), (10, True)], ids=["padding", "word"])
+def test_every_word_sees_the_others_of_its_example_only(position: int, seen: bool, session: tf1.Session) -> None:
+    before, after = _logits_after(session, position)
+    assert before.dtype == np.float32
+    # One row for each masked word.
+    assert before.shape == (6, 50)
+    assert (before[:2] != after[:2]).any(axis=1).tolist() == [seen] * 2
     np.testing.assert_array_equal(before[2:], after[2:])
 
 
@@ -156,16 +147,6 @@ def test_matmul_rounds_once_like_a_tensor_core(session: tf1.Session) -> None:
     product = session.run(modeling.matmul(tf.constant(row), tf.constant(row), tf.float16, transpose_b=True))
     assert product.dtype == np.float16
     assert product.item() == 4096.0
-
-
-def test_dropout_is_off_when_it_is_zero(session: tf1.Session) -> None:
-    features = _features(_batch())
-    with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
-        still = _loss(features, CONFIG)
-        dropping = _loss(features, dataclasses.replace(CONFIG, dropout=0.5))
-    session.run(tf1.global_variables_initializer())
-    assert session.run(still) == session.run(still)
-    assert session.run(dropping) != session.run(dropping)
 
 
 # Without dropout, O0 is that of `test_recomputed_layers_have_the_weights_and_losses_of_plain_ones`.
@@ -207,3 +188,32 @@ def test_recomputed_layers_have_the_weights_and_losses_of_plain_ones() -> None:
     (plain_names, plain), (names, recomputed) = losses
     assert names == plain_names
     np.testing.assert_allclose(recomputed, plain, rtol=1e-6)
+
+
+def test_the_step_clips_warms_up_and_decays_as_its_settings_say(session: tf1.Session) -> None:
+    first, second = (tf1.get_variable(name, initializer=[1.0]) for name in ("kernel", "bias"))
+    settings = optimization.OptimizerSettings(
+        learning_rate=0.5,
+        num_train_steps=100,
+        num_warmup_steps=10,
+        weight_decay=0.5,
+        clip_norm=2.0,
+        loss_scale=None,
+        init_loss_scale=2.0**10,
+        incr_every_n_steps=1000,
+    )
+    fed = tf1.placeholder(tf.float32, [])
+    training = optimization.build_training(tf.reduce_sum(3.0 * first + 4.0 * second) * fed, settings)
+    session.run(tf1.global_variables_initializer())
+    run = [training.learning_rate, training.train_op]
+    rates = [session.run(run, {fed: value})[0] for value in (1e3, np.inf, np.inf, 0.0, 0.0)]
+    np.testing.assert_allclose(rates, [0.0, 0.05, 0.05, 0.05, 0.1], rtol=1e-6)
+    assert session.run(training.optimizer.loss_scale) == 512
+    slots = {variable.op.name: session.run(variable) for variable in tf1.global_variables()}
+    # Two steps without a gradient have decayed the moment.
+    np.testing.assert_allclose(slots["kernel/adam_m"], 0.1 * 1.2 * 0.9**2, rtol=1e-5)
+    np.testing.assert_allclose(slots["bias/adam_m"], 0.1 * 1.6 * 0.9**2, rtol=1e-5)
+    # The moments move both alike; the kernel decays besides, by 0.5 times the rate, in two steps.
+    kernel_after_one = 1.0 - 0.05 * (0.1 * 0.9 / np.sqrt(0.001 * 0.999) + 0.5)
+    kernel, bias = session.run([first, second])
+    np.testing.assert_allclose(bias - kernel, 0.5 * (0.05 + 0.1 * kernel_after_one), rtol=1e-3)

@@ -1,23 +1,30 @@
-"""Tests of whole runs of the BERT example."""
+"""Whole runs of the BERT example: what the README says of them."""
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import logging
+import os
 import pathlib
+import pty
+import re
 import shutil
+import struct
+import termios
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import example_processes
+import numpy as np
 import pytest
 import tensorflow as tf
-import terminals
 
 pytest.importorskip("tokenizers")
 
-from estimator_examples.bert import preparation, run_pretraining
+from estimator_examples.bert import check_precision, history, preparation, run_pretraining
 
 SMALL = (
     "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
@@ -45,9 +52,9 @@ def _arguments(model_dir: pathlib.Path, arguments: str) -> list[str]:
     return ["--model_dir", str(model_dir), *SMALL.split(), *arguments.split()]
 
 
-def _run(model_dir: pathlib.Path, arguments: str) -> _Run:
+def _run(model_dir: pathlib.Path, arguments: str, program: Any = run_pretraining) -> _Run:
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
-        status = run_pretraining.main(_arguments(model_dir, arguments))
+        status = program.main(_arguments(model_dir, arguments))
     return _Run(status, printed.getvalue(), errors.getvalue())
 
 
@@ -89,62 +96,64 @@ def fixed(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> pathl
 
 
 @pytest.mark.estimator
-def test_the_first_steps_overflow_and_are_skipped(trained: tuple[pathlib.Path, str]) -> None:
-    model_dir, output = trained
-    history = _history(model_dir)
-    skipped = [row for row in history if row["applied"] == "False"]
-    assert all(row["applied"] == "False" for row in history[:8])
-    assert "attempt 2: loss scale 4294967296 -> 2147483648 (gradients overflowed, 2 skipped)" in output
-    summary = _summary(model_dir)
-    assert summary["steps_applied"] == 60
-    assert summary["steps_skipped"] == len(skipped) >= 8
-    assert summary["steps_attempted"] == len(history)
-    assert 1 < summary["final_loss_scale"] < 2**32
-
-
-@pytest.mark.estimator
-def test_a_file_gets_the_outline_and_no_bar(trained: tuple[pathlib.Path, str]) -> None:
-    _, output = trained
-    assert output.startswith("Training\n  model      BERT, 1 layer of width 32, ")
-    assert (
-        "loss scale 4294967296, global step 0, steps applied 0, skipped 1 (1 in a row), gradient norm nan\n" in output
-    )
-    assert "\r" not in output
-    assert "%|" not in output
-
-
-@pytest.mark.estimator
-def test_the_loss_falls_and_is_evaluated(trained: tuple[pathlib.Path, str]) -> None:
-    model_dir, output = trained
-    summary = _summary(model_dir)
-    assert summary["mlm_loss_end"] < summary["mlm_loss_start"] - 0.3
-    assert summary["evaluation"].keys() == {"MLM loss", "MLM accuracy", "NSP loss", "NSP accuracy"}
-    assert 0 < summary["evaluation"]["MLM loss"] < summary["mlm_loss_start"]
-    assert 0 < summary["evaluation"]["MLM accuracy"] < 1
-    assert "step 60/60: MLM loss" in output
-    assert f"checkpoint             {model_dir}/model.ckpt-60" in output
-
-
-@pytest.mark.estimator
-def test_the_picture_lies_in_the_model_directory(trained: tuple[pathlib.Path, str]) -> None:
+def test_the_first_steps_overflow_and_are_skipped_and_the_loss_falls(trained: tuple[pathlib.Path, str]) -> None:
     model_dir, _ = trained
-    picture = pathlib.Path(_summary(model_dir)["picture"])
+    steps, summary = _history(model_dir), _summary(model_dir)
+    applied = [step for step in steps if step["applied"] == "True"]
+    assert all(step["applied"] == "False" for step in steps[:8])
+    assert (len(applied), len(steps)) == (summary["steps_applied"], summary["steps_attempted"])
+    assert summary["steps_applied"] == 60
+    assert summary["steps_skipped"] == len(steps) - 60
+    assert 1 < summary["final_loss_scale"] == float(steps[-1]["loss_scale"]) < 2**32
+    # Losses are means over the first and the last 20 applied steps.
+    ends = [np.mean([float(step["mlm_loss"]) for step in part]) for part in (applied[:20], applied[-20:])]
+    assert [summary["mlm_loss_start"], summary["mlm_loss_end"]] == pytest.approx(ends)
+    assert ends[1] < ends[0] - 0.3
+    assert summary["evaluation"].keys() == {"MLM loss", "MLM accuracy", "NSP loss", "NSP accuracy"}
+    assert 0 < summary["evaluation"]["MLM loss"] < ends[0]
+    assert 0 < summary["evaluation"]["MLM accuracy"] < 1
+    picture = pathlib.Path(summary["picture"])
     assert picture.parent == model_dir
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.estimator
+def test_a_file_gets_the_lines_of_the_readme_and_no_bar(trained: tuple[pathlib.Path, str]) -> None:
+    model_dir, output = trained
+    summary = _summary(model_dir)
+    for line in (
+        r"^Training\n  model      BERT, 1 layer of width 32, \d+ word pieces, \d+ weights\n",
+        "  precision  O2, dynamic loss scale\n  steps      60 of 8 examples\n",
+        "The loss scale starts at 4294967296. A step whose gradients overflow is skipped.",
+        r"\nloss scale 4294967296, global step 0, steps applied 0, skipped 1 \(1 in a row\), gradient norm nan\n",
+        r"\nattempt 2: loss scale 4294967296 -> 2147483648 \(gradients overflowed, 2 skipped\)\n",
+        r"\nstep 60/60: MLM loss \d\.\d{3}, NSP loss .*, skipped \d+, \d+ examples/s\n",
+        rf"\n  steps skipped          {summary['steps_skipped']}\n",
+        rf"\n  final loss scale       {summary['final_loss_scale']:.0f}\n",
+        rf"\n  MLM loss               {summary['mlm_loss_start']:.3f} -> {summary['mlm_loss_end']:.3f}\n",
+        rf"\n  held-out MLM accuracy  {summary['evaluation']['MLM accuracy']:.3f}\n",
+        rf"\n  checkpoint             {model_dir}/model.ckpt-60\n",
+    ):
+        assert re.search(line, output), line
+    assert "\r" not in output
+    assert "%|" not in output
 
 
 @pytest.mark.estimator
 def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.Path, str], text: pathlib.Path) -> None:
     model_dir, _ = trained
     before, earlier = _summary(model_dir), _history(model_dir)
+    # A row that was not written to its end, and one after the checkpoint, are dropped.
+    with (model_dir / "history.csv").open("a", encoding="utf-8") as file:
+        file.write(",".join({**earlier[-1], "attempt": "9999", "global_step": "61"}.values()) + "\n9998,77")
     done = _run(model_dir, f"--input {text} --num_train_steps=70")
     assert done.status == 0, done.errors
     assert f"Continuing from step 60 in {model_dir}." in done.printed
     scale = before["final_loss_scale"]
     assert f"The loss scale continues at {scale:.0f}; --init_loss_scale is for new directories." in done.printed
-    summary, history = _summary(model_dir), _history(model_dir)
-    assert history[: len(earlier)] == earlier
-    assert [int(row["attempt"]) for row in history] == list(range(1, len(history) + 1))
+    summary, steps = _summary(model_dir), _history(model_dir)
+    assert steps[: len(earlier)] == earlier
+    assert [int(step["attempt"]) for step in steps] == list(range(1, len(steps) + 1))
     assert summary["steps_applied"] == 70
     # If the scale had started from 2**32 again, many more steps would be skipped. So it came from the checkpoint.
     assert summary["steps_skipped"] <= before["steps_skipped"] + 2
@@ -158,8 +167,7 @@ def test_a_second_run_resumes_weights_scale_and_history(trained: tuple[pathlib.P
 def test_a_low_fixed_scale_skips_nothing(fixed: pathlib.Path) -> None:
     summary = _summary(fixed)
     assert (summary["steps_attempted"], summary["steps_skipped"]) == (6, 0)
-    assert summary["final_loss_scale"] == 128
-    assert summary["loss_scaling"] == "fixed loss scale 128"
+    assert (summary["final_loss_scale"], summary["loss_scaling"]) == (128, "fixed loss scale 128")
 
 
 @pytest.mark.estimator
@@ -174,60 +182,43 @@ def test_recomputed_layers_train_to_the_same_losses(tmp_path: pathlib.Path, text
     assert recomputed == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def resumed_in_a_terminal(
-    tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path
-) -> tuple[terminals.Terminal, str]:
-    """Resume a run that only skipped, in a terminal; return the terminal, and the text above its bar."""
-    directory = tmp_path_factory.mktemp("terminal")
-    start = f"--input {text} --num_train_steps=3"
-    ended = _run(directory / "model", f"{start} --max_consecutive_skips=3 --init_loss_scale=2**30")
-    assert ended.status == 1
-    # The run prints short, relative paths, as it does for a user.
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        # `test_bert_console.py` has a wider one too.
-        terminals.terminal(80) as terminal,
-        contextlib.redirect_stdout(terminal.stdout),
-        contextlib.redirect_stderr(io.StringIO()) as errors,
-    ):
-        patch.chdir(directory)
-        status = run_pretraining.main(_arguments(pathlib.Path("model"), f"{start} --init_loss_scale=2**10"))
-    assert status == 0
-    assert errors.getvalue() == ""
-    shown, _, _ = "\n".join(terminal.rows()).partition("\nDone in ")
-    return terminal, shown
+@contextlib.contextmanager
+def _terminal(columns: int, shown: list[str]) -> Iterator[None]:
+    """Let standard output be a terminal of so many columns, and keep what it is sent."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def read() -> None:
+        # Linux raises an error in the reader when the other side is closed.
+        with contextlib.suppress(OSError):
+            while chunk := os.read(ours, 65536):
+                shown.append(chunk.decode(errors="replace"))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stdout, contextlib.redirect_stdout(stdout):
+        yield
+    reader.join()
+    os.close(ours)
 
 
 @pytest.mark.estimator
-def test_a_terminal_shows_lines_above_one_bar(resumed_in_a_terminal: tuple[terminals.Terminal, str]) -> None:
-    terminal, shown = resumed_in_a_terminal
-    assert terminal.broken == []
-    *lines, bar = shown.splitlines()
-    assert bar.startswith("100%|")
-    # The last three are the starts of rows in which wrapped lines continue.
-    starts = (
-        "Training",
-        "  ",
-        "The loss scale",
-        "loss scale",
-        "overflow",
-        "attempt",
-        "step",
-        "variable",
-        "bert/",
-        "and",
-    )
-    assert [line for line in lines if not line.startswith(starts) or "|" in line] == []
-
-
-@pytest.mark.estimator
-def test_the_first_scale_of_a_resumed_run_is_the_saved_one(
-    resumed_in_a_terminal: tuple[terminals.Terminal, str],
+def test_a_run_that_only_skipped_resumes_at_its_scale_and_shows_a_bar_on_a_terminal(
+    tmp_path: pathlib.Path, text: pathlib.Path
 ) -> None:
-    _, shown = resumed_in_a_terminal
-    # A terminal of 80 columns wraps the first line.
-    in_one_line = " ".join(shown.split())
+    start = f"--input {text} --num_train_steps=3"
+    ended = _run(tmp_path / "model", f"{start} --max_consecutive_skips=3 --init_loss_scale=2**30")
+    assert ended.status == 1
+    assert "error: the gradients of 3 steps in a row were not finite" in ended.errors
+    parts: list[str] = []
+    with _terminal(80, parts):
+        status = run_pretraining.main(_arguments(tmp_path / "model", f"{start} --init_loss_scale=2**10"))
+    assert status == 0
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[A-Z]", "", "".join(parts)))
+    assert any(re.match(r"100%\|.*\| 3/3 steps, ", line) for line in lines)
+    # Between words, lines are wrapped; only a path may be longer.
+    assert [line for line in lines if len(line) > 80 and " " in line.strip() and str(tmp_path) not in line] == []
+    in_one_line = " ".join(" ".join(lines).split())
     assert "The loss scale continues at 1073741824; --init_loss_scale is for new directories." in in_one_line
     assert "attempt 1:" not in in_one_line
     assert "attempt 2: loss scale 1073741824 -> 536870912 (gradients overflowed" in in_one_line
@@ -242,6 +233,7 @@ def test_a_resumed_run_that_would_skip_for_ever_at_another_fixed_scale_ends_with
     assert again.status == 1
     assert f"Continuing from step 6 in {model_dir}." in again.printed
     assert "error: the gradients of 5 steps in a row were not finite" in again.errors
+    assert "choose a lower one" in again.errors
     # Another fixed scale is no change of the scale.
     assert "->" not in again.printed
 
@@ -251,45 +243,66 @@ def test_without_its_history_a_directory_is_refused(
     tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
 ) -> None:
     model_dir = shutil.copytree(fixed, tmp_path / "copy")
-    (model_dir / "history.csv").unlink()
+    path = model_dir / "history.csv"
+    path.unlink()
     for steps in (6, 7):
         done = _run(model_dir, f"--input {text} --loss_scale=128 --num_train_steps={steps}")
         assert done.status == 1
         assert "history.csv holds 0 of the 6 steps of the checkpoint" in done.errors
+    path.write_text((fixed / "history.csv").read_text() + "9999,77\n")
+    with pytest.raises(history.HistoryError, match=r"history\.csv is damaged"):
+        history.History(path, resumed_step=6)
 
 
 @pytest.mark.estimator
-@pytest.mark.parametrize("name", ["/dev/null/model", "/proc/model", "x" * 300])
-def test_a_directory_that_cannot_be_made_is_named(
-    name: str, tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def test_check_precision_reports_the_probes_and_the_weights_of_the_checkpoint(
+    tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
 ) -> None:
-    # This run ends before any training, so it needs no separate process.
-    assert run_pretraining.main([f"--model_dir={tmp_path / name}", *SMALL.split(), f"--input={text}"]) == 1
-    error = capsys.readouterr().err
-    assert "run_pretraining: error: [Errno" in error
-    assert name in error
+    model_dir = shutil.copytree(fixed, tmp_path / "copy")
+    # Of the second directory, which has no checkpoint, it takes the initial weights.
+    runs = [_run(path, f"--input {text} --loss_scale=128", check_precision) for path in (model_dir, tmp_path / "new")]
+    assert [done.status for done in runs] == [0, 0], runs
+    rows, others = ({line.split()[0]: line for line in done.printed.splitlines() if line} for done in runs)
+    probes = ["embeddings", "layer_0/attention/scores", "layer_0/attention", "layer_0/feed_forward", "encoder_output"]
+    assert [name for name in rows if name in probes] == probes
+    assert "bert/layer_0/feed_forward/intermediate/kernel" in rows
+    # The loss of the same weights in float16 was compared.
+    assert "in float16." in rows["Loss:"]
+    assert (model_dir / "ranges.png").stat().st_size > 10_000
+    assert rows["Loss:"] != others["Loss:"]
+
+
+@pytest.mark.estimator
+@pytest.mark.parametrize(
+    ("name", "options", "status", "message"),
+    [
+        ("/dev/null/model", "", 1, "[Errno"),
+        ("x" * 300, "", 1, "x" * 300),
+        ("model", "--batch_size=5000", 2, "examples, less than one batch of 5000"),
+        ("model", "--input={}/none.txt", 2, "cannot read"),
+    ],
+)
+def test_a_run_that_cannot_begin_says_why(
+    name: str, options: str, status: int, message: str, tmp_path: pathlib.Path, text: pathlib.Path
+) -> None:
+    done = _run(tmp_path / name, f"--input={text} {options.format(tmp_path)}")
+    assert done.status == status
+    assert "run_pretraining: error: " in done.errors
+    assert message in done.errors
 
 
 def test_an_interrupted_preparation_ends_without_a_traceback(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_pretraining, "check_packages", lambda: None)
     monkeypatch.setattr(preparation, "prepare", interrupt)
-    assert run_pretraining.main(["--model_dir", str(tmp_path)]) == 130
+    done = _run(tmp_path, "")
+    assert done.status == 130
     message = f"Interrupted. The same command continues from the last checkpoint in {tmp_path}, or begins anew"
-    assert message in capsys.readouterr().out
-
-
-@pytest.mark.estimator
-def test_less_text_than_a_batch_is_refused(
-    tmp_path: pathlib.Path, text: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [f"--model_dir={tmp_path}", *SMALL.split(), f"--input={text}", "--batch_size=5000"]
-    assert run_pretraining.main(arguments) == 2
-    assert "examples, less than one batch of 5000" in capsys.readouterr().err
+    assert message in done.printed
 
 
 @pytest.mark.skipif(hasattr(tf, "estimator"), reason=f"TensorFlow {tf.__version__} has tf.estimator")

@@ -4,13 +4,13 @@ import contextlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from kit.hosts import Host, State, dataset, initializer, minimize, state_of, told_by, v1_optimizer
+from kit.hosts import Host, Settings, State, dataset, initializer, minimize, state_of, told_by, v1_optimizer
 from kit.oracle import Rule, Steps
 from kit.structures import Structure
 
@@ -23,9 +23,7 @@ class Estimator(Host):
     Each call of `train` makes a new graph, and starts from a checkpoint if there is one.
     """
 
-    def __init__(
-        self, structure: Structure, rule: Rule | None, make_settings: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
+    def __init__(self, structure: Structure, rule: Rule | None, make_settings: Settings = dict) -> None:
         super().__init__(structure, rule, make_settings)
         self._directories = contextlib.ExitStack()
         weakref.finalize(self, self._directories.close)

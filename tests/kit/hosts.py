@@ -17,6 +17,9 @@ from kit.structures import Fed, Structure
 
 tf1 = tf.compat.v1
 
+#: Makes further arguments of a wrapper.
+Settings = Callable[[], Mapping[str, Any]]
+
 
 class State(NamedTuple):
     """The state of a training after a step or a micro-batch.
@@ -60,9 +63,7 @@ class Host(abc.ABC):
     #: What the host cannot do: names that scenarios need.
     lacks: frozenset[str] = frozenset()
 
-    def __init__(
-        self, structure: Structure, rule: Rule | None, make_settings: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
+    def __init__(self, structure: Structure, rule: Rule | None, make_settings: Settings = dict) -> None:
         self.structure = structure
         self.rule = rule
         self._make_settings = make_settings
@@ -199,9 +200,6 @@ class V1Graph(Host):
     """A `tf.compat.v1.train.Optimizer` in a session.
 
     Args:
-        structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         use_resource: Whether variables are resource variables; otherwise they are reference variables.
         strategy: The strategy with the replicas; by default there is one device.
     """
@@ -210,7 +208,7 @@ class V1Graph(Host):
         self,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         use_resource: bool = True,
         strategy: tf.distribute.Strategy | None = None,
@@ -301,9 +299,6 @@ class V1Eager(Host):
     """A `tf.compat.v1.train.Optimizer` in eager code.
 
     Args:
-        structure: As for `Host`.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
         strategy: The strategy with the replicas; by default there is one device.
@@ -313,7 +308,7 @@ class V1Eager(Host):
         self,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         compiled: Callable[..., Any] | None = None,
         strategy: tf.distribute.Strategy | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, State, V1Graph, dataset, run_on_replicas, state_of, told_by
+from kit.hosts import Host, Settings, State, V1Graph, dataset, run_on_replicas, state_of, told_by
 from kit.oracle import Rule, Steps
 from kit.structures import Fed, Structure
 
@@ -20,8 +20,6 @@ class _Keras(Host):
     Args:
         keras: The Keras package.
         structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
     """
 
     def __init__(
@@ -29,7 +27,7 @@ class _Keras(Host):
         keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
     ) -> None:
         super().__init__(structure, rule, make_settings)
         self._keras = keras
@@ -75,10 +73,6 @@ class KerasLoop(_Keras):
     """A custom training loop.
 
     Args:
-        keras: The Keras package.
-        structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
         jit_compile: The wrapper's setting of that name, for Keras 3.
@@ -92,7 +86,7 @@ class KerasLoop(_Keras):
         keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         compiled: Callable[..., Any] | None = None,
         jit_compile: bool | None = None,
@@ -149,10 +143,6 @@ class KerasFit(_Keras):
     """Training with a model's `fit`.
 
     Args:
-        keras: The Keras package.
-        structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         compile_settings: More arguments for the model's `compile`.
     """
 
@@ -163,7 +153,7 @@ class KerasFit(_Keras):
         keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         **compile_settings: Any,
     ) -> None:
         super().__init__(keras, structure, rule, make_settings)
@@ -223,10 +213,6 @@ class LegacyGraph(V1Graph):
     """A legacy optimizer in a session, which counts its steps in the global step, as under Estimator.
 
     Args:
-        keras: The Keras package.
-        structure: The structure to train.
-        rule: As for `Host`.
-        make_settings: As for `Host`.
         settings: More arguments of `V1Graph`.
     """
 
@@ -237,7 +223,7 @@ class LegacyGraph(V1Graph):
         keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         **settings: Any,
     ) -> None:
         self._keras = keras

@@ -1,6 +1,6 @@
 """The hosts that are loops with `tfmp.GradScaler`, around optimizers of TensorFlow 1 and of each Keras."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, State, run_on_replicas, state_of, told_by, v1_optimizer, weights_and_momenta
+from kit.hosts import Host, Settings, State, run_on_replicas, state_of, told_by, v1_optimizer, weights_and_momenta
 from kit.keras_hosts import of_tensorflow
 from kit.oracle import Rule, Steps
 from kit.structures import Fed, Structure
@@ -19,9 +19,6 @@ class Scaler(Host):
 
     Args:
         keras: The Keras package; None for an optimizer of TensorFlow 1.
-        structure: As for `Host`.
-        rule: As for `Host`; the reference without tfmp is another host.
-        make_settings: As for `Host`.
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
             steps.
         strategy: The strategy with the replicas; by default there is one device.
@@ -33,7 +30,7 @@ class Scaler(Host):
         keras: ModuleType | None,
         structure: Structure,
         rule: Rule | None,
-        make_settings: Callable[[], Mapping[str, Any]] = dict,
+        make_settings: Settings = dict,
         *,
         compiled: Callable[..., Any] | None = None,
         strategy: tf.distribute.Strategy | None = None,

@@ -21,8 +21,6 @@ from reporters import EVERY_KERAS, OVERFLOW, as_users_compile_it, events, fit, f
 
 import tfmp
 
-pytestmark = pytest.mark.essential
-
 _ALWAYS = {"loss", "loss_scale", "skipped_steps"}
 _SPIKES = {"max_norm": 50}
 
@@ -331,8 +329,6 @@ def test_callback_is_one_of_the_keras_that_is_loaded() -> None:
 
 @pytest.mark.skipif(len(installed()) < 2, reason="there is one Keras only")
 @pytest.mark.parametrize(("first", "second"), [("keras", "tf_keras"), ("tf_keras", "keras")])
-@pytest.mark.essential(None)
-@pytest.mark.home("tf221")
 def test_callback_made_before_the_other_keras_is_loaded_serves_both(first: str, second: str) -> None:
     code = f"""
 import sys, numpy, tensorflow, tfmp

@@ -82,7 +82,6 @@ def test_looks_come_every_n_steps_over_epochs_at_the_first_step_of_an_execution(
 
 
 @EVERY_KERAS
-@pytest.mark.essential
 def test_model_that_was_fitted_before_without_looks_is_looked_at(keras: ModuleType) -> None:
     model, callback = _model(keras), _Recordings(2)
     fit(model, [1, 1])
@@ -130,7 +129,6 @@ def test_gradients_of_both_replicas_and_a_batch_on_one_are_looked_at(
 
 
 @EVERY_KERAS
-@pytest.mark.essential
 def test_batch_shows_activations_by_their_layers(keras: ModuleType) -> None:
     def layer(name: str) -> Any:
         return keras.layers.Dense(2, use_bias=False, kernel_initializer="ones", name=name)

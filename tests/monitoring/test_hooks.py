@@ -14,7 +14,7 @@ import tfmp
 from tfmp.monitoring.step_counting import lines_that_assign
 
 tf1 = tf.compat.v1
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = pytest.mark.graph
 
 #: Multiplied by a scale of 8 or more it overflows float32; the loss itself does not.
 _HUGE = 2.0**124
@@ -250,7 +250,6 @@ def test_two_optimizers_on_one_global_step_are_no_reason_to_warn() -> None:
     assert log.warnings == []
 
 
-@pytest.mark.essential(None)
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_mirrored_step_is_known_outside_its_scope(two_replicas: tf.distribute.MirroredStrategy, by_hand: bool) -> None:
     with two_replicas.scope():
@@ -304,7 +303,6 @@ def test_model_fn_that_counts_by_hand_is_told_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.estimator
-@pytest.mark.essential(None)
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("bad_replica", [0, 1])
 def test_spikes_and_losses_of_all_replicas_of_an_estimator_count(

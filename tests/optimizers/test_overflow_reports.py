@@ -131,22 +131,3 @@ def test_replicas_report_the_largest_of_their_counts(
     run(tf.constant([good, good]))
     (report,) = opt.overflow_reports()
     assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == ([[0, 1, 0]], [2])
-
-
-@pytest.mark.graph
-def test_report_in_a_graph_combines_the_counts_of_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session, two_replicas.scope():
-        factors = tf.compat.v1.placeholder(tf.float32, [2])
-        w = tf.compat.v1.get_variable("w", initializer=1.0, use_resource=True)
-        opt = _opt()
-
-        def step() -> tf.Operation:
-            return opt.minimize(w * factors[tf.distribute.get_replica_context().replica_id_in_sync_group])
-
-        train_op = two_replicas.experimental_local_results(two_replicas.run(step))
-        (report,) = opt.overflow_reports()
-        session.run(tf.compat.v1.global_variables_initializer())
-        for fed in ([1.0, 1.0], [1.0, math.inf], [math.nan, 1.0], [1.0, 1.0]):
-            session.run(train_op, {factors: fed})
-        assert session.run(report.last).tolist() == [[0, 1, 0]]
-        assert session.run(report.steps).tolist() == [2]

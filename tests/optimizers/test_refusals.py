@@ -227,7 +227,7 @@ def test_wrong_call_is_refused_with_advice(kind: _Kind, call: _Call, message: st
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("bad", [None, 0.1, "adam", object()], ids=str)
+@pytest.mark.parametrize("bad", [None, 0.1, "adam", object()], ids=lambda bad: type(bad).__name__)
 def test_object_that_is_not_an_optimizer_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"opt must be a tf\.compat\.v1\.train\.Optimizer or .*, got "):
         tfmp.LossScaleOptimizer(bad, tfmp.FixedLossScaleManager(8))

@@ -1,5 +1,6 @@
 """Probes change no value, and are seen where somebody looks."""
 
+import contextlib
 import re
 import threading
 from typing import Any
@@ -9,13 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.ranges.probes import Probe, probes_of_graph, recorded_probes
+from tfmp.ranges.probes import probes_of_graph, recorded_probes
 
 
 def test_probe_of_eager_code_is_the_tensor_itself() -> None:
-    x, v = tf.constant([1.0, 2.0]), tf.Variable(1.0)
-    assert tfmp.ranges.probe(x, "x") is x
-    assert tfmp.ranges.probe(v, "v") is v
+    for x in (tf.constant([1.0, 2.0]), tf.Variable(1.0)):
+        assert tfmp.ranges.probe(x, "x") is x
 
 
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
@@ -34,26 +34,16 @@ def test_probe_adds_no_op_to_a_function(jit_compile: bool) -> None:
 def test_probe_of_a_graph_is_an_identity(session: tf.compat.v1.Session) -> None:
     assert probes_of_graph() == []
     x = tf.constant([1.0, 2.0], tf.float16)
-    first, second = tfmp.ranges.probe(x, "same"), tfmp.ranges.probe(x, "same")
-    assert [found.name for found in probes_of_graph()] == ["same", "same"]
-    assert [found.tensor is tensor for found, tensor in zip(probes_of_graph(), [first, second], strict=True)] == [
-        True,
-        True,
-    ]
-    assert first is not x
-    assert first.dtype == tf.float16
-    assert session.run(first).tolist() == [1, 2]
+    probes = [tfmp.ranges.probe(x, "same"), tfmp.ranges.probe(x, "same")]
+    w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
+    probes.append(tfmp.ranges.probe(w, "w"))
+    assert [found.name for found in probes_of_graph()] == ["same", "same", "w"]
+    assert all(found.tensor is tensor for found, tensor in zip(probes_of_graph(), probes, strict=True))
+    assert (probes[0] is not x, probes[0].dtype) == (True, tf.float16)
+    session.run(tf.compat.v1.global_variables_initializer())
+    assert session.run([probes[0], tf.gradients(probes[2] ** 2, probes[2])[0]])[0].tolist() == [1, 2]
     with tf.Graph().as_default():
         assert probes_of_graph() == []
-
-
-@pytest.mark.graph
-def test_variable_of_a_graph_can_be_probed(session: tf.compat.v1.Session) -> None:
-    w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
-    probed = tfmp.ranges.probe(w, "w")
-    session.run(tf.compat.v1.global_variables_initializer())
-    assert session.run(tf.gradients(probed * probed, [probed])[0]).tolist() == [2, 4]
-    assert [found.name for found in probes_of_graph()] == ["w"]
 
 
 @pytest.mark.graph
@@ -67,34 +57,22 @@ def test_probe_that_could_not_be_fetched_is_not_seen(session: tf.compat.v1.Sessi
     assert probes_of_graph() == []
 
 
-def test_recorder_collects_the_probes_of_its_thread() -> None:
+def test_recorder_collects_the_probes_of_its_thread_until_it_ends() -> None:
     x = tf.constant([1.0, 2.0])
-
-    def of_another_thread() -> None:
-        tfmp.ranges.probe(x, "other")
-
-    with recorded_probes() as outer:
+    with contextlib.suppress(RuntimeError), recorded_probes() as outer:
         first = tfmp.ranges.probe(x, "first")
         with recorded_probes() as inner:
             second = tfmp.ranges.probe(x, "second")
-        thread = threading.Thread(target=of_another_thread)
+        thread = threading.Thread(target=lambda: tfmp.ranges.probe(x, "other"))
         thread.start()
         thread.join()
         third = tfmp.ranges.probe(x, "third")
+        raise RuntimeError("in the model")
     assert tfmp.ranges.probe(x, "later") is x
-    assert [each.name for each in outer] == ["first", "third"]
-    assert [each.name for each in inner] == ["second"]
+    assert [each.name for each in (*outer, *inner)] == ["first", "third", "second"]
     for found, tensor in zip([*outer, *inner], [first, third, second], strict=True):
-        assert isinstance(found, Probe)
         assert found.tensor is tensor
         assert tensor.numpy().tolist() == [1, 2]
-
-
-def test_recorder_ends_with_an_error() -> None:
-    x = tf.constant(1.0)
-    with pytest.raises(RuntimeError, match="in the model"), recorded_probes():
-        raise RuntimeError("in the model")
-    assert tfmp.ranges.probe(x, "x") is x
 
 
 def test_gradient_of_a_recorded_probe_is_that_of_all_behind_it() -> None:
@@ -104,26 +82,23 @@ def test_gradient_of_a_recorded_probe_is_that_of_all_behind_it() -> None:
     assert float(tape.gradient(loss, found[0].tensor)) == 5
 
 
+_NO_TENSOR = "a probe takes a tensor of a floating-point type, got {} for 'x'."
+
+
 @pytest.mark.graph
 @pytest.mark.parametrize(
-    ("x", "got"),
+    ("x", "name", "message"),
     [
-        (lambda: tf.constant(1), "int32"),
-        (lambda: tf.constant(True), "bool"),
-        (lambda: tf.constant(1j), "complex128"),
-        (lambda: 1.0, "float"),
-        (lambda: np.ones([2]), "ndarray"),
-        (lambda: [tf.constant(1.0)], "list"),
-        (lambda: None, "NoneType"),
+        (lambda: tf.constant(1), "x", _NO_TENSOR.format("int32")),
+        (lambda: tf.constant(True), "x", _NO_TENSOR.format("bool")),
+        (lambda: tf.constant(1j), "x", _NO_TENSOR.format("complex128")),
+        (lambda: 1.0, "x", _NO_TENSOR.format("float")),
+        (lambda: np.ones([2]), "x", _NO_TENSOR.format("ndarray")),
+        (lambda: [tf.constant(1.0)], "x", _NO_TENSOR.format("list")),
+        (lambda: None, "x", _NO_TENSOR.format("NoneType")),
+        (lambda: tf.constant(1.0), 3, "name must be a string, got 3 of type int"),
     ],
 )
-def test_what_is_no_floating_point_tensor_is_refused(x: Any, got: str) -> None:
-    message = f"a probe takes a tensor of a floating-point type, got {got} for 'x'."
+def test_what_is_no_floating_point_tensor_or_name_is_refused(x: Any, name: Any, message: str) -> None:
     with tf.Graph().as_default(), pytest.raises(TypeError, match=re.escape(message)):
-        tfmp.ranges.probe(x(), "x")
-
-
-@pytest.mark.graph
-def test_name_that_is_no_string_is_refused() -> None:
-    with tf.Graph().as_default(), pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
-        tfmp.ranges.probe(tf.constant(1.0), 3)
+        tfmp.ranges.probe(x(), name)

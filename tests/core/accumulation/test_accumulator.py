@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_adapters import take_step
@@ -29,19 +30,14 @@ _TYPES = [tf.float16, tf.bfloat16, tf.float64]
 _WIDE = [np.float32, np.float32, np.float64]
 _SHAPES: list[tuple[int, ...]] = [(4, 1), (2,), ()]
 
-_MODES: dict[str, Callable[..., Any]] = {
-    "eager": lambda function: function,
-    "function": lambda function: tf.function(without_result(function)),
-    "xla": lambda function: tf.function(without_result(function), jit_compile=True),
-}
 with_each_policy = pytest.mark.parametrize("drops", ["window", "micro_batch"])
 
 
-def without_result(function: Callable[..., Any]) -> Callable[..., None]:
+def _in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         function(*arguments)
 
-    return call
+    return MODES[mode](call)
 
 
 class Model:
@@ -192,7 +188,7 @@ def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> Non
 def test_traced_calls_do_as_eager_ones(drops: str, mode: str) -> None:
     rng, model = np.random.default_rng(0), Model(3, drops, 8, saturates=True)
     accumulator = model.accumulator()
-    add, reset = _MODES[mode](accumulator.add), _MODES[mode](accumulator.reset)
+    add, reset = _in_mode(mode, accumulator.add), _in_mode(mode, accumulator.reset)
     for form, bad in [("dense", 1), ("sparse", 1), ("sparse", math.nan), ("sparse", _LIMIT), *[("sparse", 1)] * 5]:
         grads: list[Any] = [
             (each, np.array(rng.integers(-9, 9, shape) * _SCALE, dtype))
@@ -230,6 +226,10 @@ def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
             step(tf.constant(value))
         alone.update_loss_scale(tf.constant(True), tf.constant(max(map(abs, window))))
         assert manager.state_dict() == alone.state_dict()
+    # It is kept for such managers alone.
+    scaler = LossScaler(tfmp.FixedLossScaleManager(8), tfmp.NonFiniteDetector(), is_distributed=False)
+    take_step(scaler, [tf.constant(1.0)], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
+    assert float(accumulator.largest) == 0
 
 
 def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_replicas_share_a_window_whatever_overflowed_on_one(
             scaler, [grad], ["w"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
         )
 
-    step = _MODES[mode](lambda values: two_replicas.run(of_replica, args=(values,)))
+    step = _in_mode(mode, lambda values: two_replicas.run(of_replica, args=(values,)))
     # The second replica alone overflows; then none; then both in all micro-batches. The means are 4 and 5.
     windows = [[[1.0, 3.0], [8.0, math.inf]], [[2.0, 4.0], [6.0, 8.0]], [[math.inf, math.nan]] * 2]
     for window, moved in zip(windows, [-4, -9, -9] if drops == "micro_batch" else [0, -5, -5], strict=True):

@@ -56,24 +56,20 @@ class _Lookalike:
         self._optimizer = opt
 
 
-def test_optimizer_is_horovods_by_the_package_of_its_class() -> None:
-    assert is_horovods(_Distributed(_sgd()))
-    assert is_horovods(_DistributedOfKeras())
-    assert not is_horovods(_Lookalike(_sgd()))
-    assert not is_horovods(_sgd())
-
-
-def test_optimizer_inside_horovods_is_found() -> None:
+def test_optimizer_is_horovods_by_the_package_of_its_class_and_the_one_inside_is_found() -> None:
     opt = _sgd()
+    assert is_horovods(_DistributedOfKeras())
+    assert is_horovods(_Distributed(opt))
     assert without_horovods(_Distributed(opt)) is opt
+    for other in (opt, _Lookalike(opt)):
+        assert not is_horovods(other)
     for alone in (opt, _Lookalike(opt), _DistributedOfKeras()):
         assert without_horovods(alone) is alone
+        refuse_unsupported_horovods(alone)
 
 
 def test_optimizers_that_do_not_average_each_step_are_refused() -> None:
     refuse_unsupported_horovods(_Distributed(_sgd()))
-    refuse_unsupported_horovods(_DistributedOfKeras())
-    refuse_unsupported_horovods(_sgd())
     with pytest.raises(ValueError, match="leave backward_passes_per_step at 1"):
         refuse_unsupported_horovods(_Distributed(_sgd(), helper=object()))
     with pytest.raises(ValueError, match=r"does not average gradients: use op=hvd\.Average"):

@@ -106,25 +106,20 @@ def test_status_of_a_graph_is_read_once_and_anew_after_a_step(make: Make) -> Non
         assert session.run(status.attempted_steps) == 1
 
 
-@_each(_WITH_STATE)
-def test_scale_falls_to_lowest_loss_scale(make: Make) -> None:
-    manager = make()
+@_each(_MANAGERS)
+def test_scale_shrinks_after_skips_per_backoff_skipped_steps_down_to_the_lowest(
+    make: Make, request: pytest.FixtureRequest
+) -> None:
+    manager, name, scales = make(), request.node.callspec.id, []
     for _ in range(25):
         _update(manager, False)
-    assert float(manager.get_loss_scale()) == manager.lowest_loss_scale < 8
-
-
-@_each(_MANAGERS)
-def test_scale_shrinks_after_skips_per_backoff_skipped_steps(make: Make, request: pytest.FixtureRequest) -> None:
-    manager = make()
-    if request.node.callspec.id in _UNKNOWN_BACKOFF:
-        assert manager.skips_per_backoff is None
-        return
-    scales = []
-    for _ in range(manager.skips_per_backoff or 0):
-        _update(manager, False)
         scales.append(float(manager.get_loss_scale()))
-    assert [scale < 8 for scale in scales] == [*[False] * (len(scales) - 1), True]
+    if name in _WITH_STATE:
+        assert scales[-1] == manager.lowest_loss_scale < 8
+    if name in _UNKNOWN_BACKOFF:
+        assert manager.skips_per_backoff is None
+    else:
+        assert manager.skips_per_backoff == next(count for count, scale in enumerate(scales, 1) if scale < 8)
 
 
 @pytest.mark.graph

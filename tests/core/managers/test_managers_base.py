@@ -1,9 +1,8 @@
 """What the base classes give a manager, whatever its rule; also the fixed one, which has no rule."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.managers import validated_manager
-from tfmp.core.managers.stateful import StatefulManager
 
 tf1 = tf.compat.v1
 
@@ -98,80 +96,40 @@ def test_fixed_manager_has_one_constant_in_a_graph_and_no_variable(session: tf1.
     assert manager.lowest_loss_scale == 8
 
 
-class _State(NamedTuple):
-    loss_scale: tf.Tensor
-    steps: tf.Tensor
-
-
-class Halving(StatefulManager[_State]):
-    """Halves the scale at each overflow."""
-
-    def __init__(self, init_loss_scale: float = 8, starts: bool = True) -> None:
-        super().__init__(init_loss_scale, 2, 16)
-        if starts:
-            self._start_from(_State(self._init_loss_scale, np.int32(0)))
-
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        def rule(state: _State) -> _State:
-            scale = self._scale_within_bounds(state.loss_scale)
-            return _State(tf.where(finite_grads, scale, tf.maximum(2.0, scale / 2)), state.steps + 1)
-
-        return self._update(rule)
-
-    def restart(self, loss_scale: float) -> tf.Operation:
-        return self._restart_with(loss_scale=loss_scale)
-
-
-def test_rule_sees_the_state_that_it_has_left_until_a_restart_that_keeps_nothing() -> None:
-    manager = Halving()
-    for finite, scale in [(True, 8), (False, 4), (False, 2), (False, 2)]:
-        manager.update_loss_scale(tf.constant(finite))
-        assert float(manager.get_loss_scale()) == scale
-    assert manager.state_dict() == {"loss_scale": 2.0, "steps": 4}
-    assert manager.lowest_loss_scale == 2
-    manager.restart(4.0)
-    assert manager.state_dict() == {"loss_scale": 4.0, "steps": 0}
-
-
-@pytest.mark.parametrize(("restored", "meant"), [(4.0, 4), (0.0, 2), (1e30, 16), (math.inf, 16), (math.nan, 8)])
-def test_restored_scale_comes_within_the_bounds(restored: float, meant: float) -> None:
-    manager = Halving()
-    manager.state.create().loss_scale.assign(restored)
-    manager.update_loss_scale(tf.constant(True))
-    assert float(manager.get_loss_scale()) == meant
+def _halving(init_loss_scale: float = 8) -> tfmp.ExponentialUpdateLossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(init_loss_scale, 100, 1, decr_ratio=0.5, min_loss_scale=2)
 
 
 @pytest.mark.graph
 def test_variables_are_made_after_the_settings_are_checked(session: tf1.Session) -> None:
     del session
     with pytest.raises(ValueError, match=r"^init_loss_scale must be a float32 number of at least 2, got 1: "):
-        Halving(1)
-    Halving(starts=False)
+        _halving(1)
     assert tf1.global_variables() == []
-    Halving()
+    _halving()
     # Those of resource variables end in /value, those of reference variables do not.
     names = [variable.op.name.removesuffix("/value") for variable in tf1.global_variables()]
-    assert names == ["loss_scale", "steps"]
+    assert names == ["loss_scale", "good_steps", "bad_steps"]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None:
-    manager = Halving()
+    manager = _halving()
     status = manager.get_status()
 
     def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         before = manager.get_loss_scale()
         manager.update_loss_scale(tf.constant(False))
         manager.note_step(tf.constant(False))
-        return before, manager.state.read().loss_scale, manager.state.get("steps")
+        return before, manager.state.read().loss_scale, manager.state.get("good_steps")
 
     scales = [[float(each) for each in (tf.function(step) if compiled else step)()] for _ in range(2)]
-    assert scales == [[8, 4, 1], [4, 2, 2]]
+    assert scales == [[8, 4, 0], [4, 2, 0]]
     assert (float(status.loss_scale), int(status.attempted_steps)) == (8, 0)
 
 
 def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
-    manager = Halving()
+    manager = _halving()
     made: list[str] = []
 
     def add_variable(name: str, value: np.generic) -> tf.Variable:
@@ -184,6 +142,7 @@ def test_host_of_a_state_that_was_not_used_makes_all_its_variables() -> None:
     with tf.variable_creator_scope(note):
         manager.store_in(add_variable)
     # The counters of steps are not made a first time, only to be copied.
-    names = ["loss_scale", "steps", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
-    assert made == [f"of_host_{name}" for name in names]
-    assert (manager.state_dict(), int(manager.get_status().attempted_steps)) == ({"loss_scale": 8, "steps": 0}, 0)
+    counters = ["applied_steps", "skipped_steps", "consecutive_skipped_steps", "last_step_applied"]
+    assert made == [f"of_host_{name}" for name in ("loss_scale", "good_steps", "bad_steps", *counters)]
+    assert list(manager.state_dict().values()) == [8, 0, 0]
+    assert int(manager.get_status().attempted_steps) == 0

@@ -8,6 +8,7 @@ import tensorflow as tf
 from recording_adapters import take_step
 
 import tfmp
+from tfmp.core import graph_search
 from tfmp.core.monitors.gradient_norm import GradientNorm
 from tfmp.core.monitors.graph_records import (
     RecordedGradients,
@@ -218,4 +219,13 @@ def test_functions_that_are_called_may_hide_float16(caplog: pytest.LogCaptureFix
         return scaler.scale(tf.reduce_mean(tf.matmul(values, tf.cast(weights, tf.bfloat16))))
 
     scaled()
+    assert _NEEDLESS not in caplog.text
+
+
+def test_graph_that_is_too_large_to_search_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(graph_search, "_MOST_OPS", 3)
+    scaler, weights = tfmp.GradScaler(), tf.Variable(tf.eye(2))
+    tf.function(lambda: scaler.scale(_loss([tf.bfloat16], weights)))()
     assert _NEEDLESS not in caplog.text

@@ -1,6 +1,7 @@
 """Models of any Keras with given weights, and what must be as before when a check has ended."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -53,19 +54,56 @@ def stateful_model(keras: ModuleType, policy: str = "float32") -> Any:
     return called(keras.Sequential([keras.Input([4]), *layers], name="net"))
 
 
+def ones(keras: ModuleType, name: str) -> Any:
+    """Make a layer that returns the sum of its inputs."""
+    return keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name)
+
+
 def multiplying(keras: ModuleType, factor: float, name: str) -> Any:
     """Make a layer that multiplies by a number, which float16 may be unable to hold."""
     return keras.layers.Rescaling(factor, name=name)
 
 
-def overflowing_within(keras: ModuleType) -> type:
-    """Return a class of layers that return what they take, and on the way compute a number beyond 65504."""
+def composed(
+    keras: ModuleType, call: Callable[[Any, Any], Any], base: str = "Layer", settings: Any = None, **parts: Any
+) -> Any:
+    """Make a layer, or a model, with parts as its attributes; its `call` is a function of it and of the input.
 
-    class OverflowingWithin(keras.layers.Layer):  # type: ignore[name-defined]
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return (x * 300.0) * 300.0 / 90000.0
+    `settings` are what the constructor of the layer or model takes.
+    """
 
-    return OverflowingWithin
+    class Composed(keras.Model if base == "Model" else keras.layers.Layer):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__(**settings or {})
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def call(self, x: Any) -> Any:
+            return tf.autograph.experimental.do_not_convert(call)(self, x)
+
+    return Composed()
+
+
+def overflowing_within(keras: ModuleType, name: str) -> Any:
+    """Make a layer that returns what it takes, and on the way computes a number beyond 65504."""
+    return composed(keras, lambda _, x: (x * 300.0) * 300.0 / 90000.0, settings={"name": name})
+
+
+def mse(outputs: Any, labels: Any) -> tf.Tensor:
+    """Return the mean squared error, in the order in which Keras takes means."""
+    return tf.reduce_mean(tf.reduce_mean((outputs - labels) ** 2, axis=-1))
+
+
+def counted(*arrays: Any) -> tfmp.ranges.RangeHistogram:
+    """Count the exponents of the values of arrays by NumPy."""
+    values = np.concatenate([np.float64(array).ravel() for array in arrays])
+    exponents = np.frexp(values[np.isfinite(values) & (values != 0)])[1] - 1
+    names = [
+        str(exponent) if -150 <= exponent < 128 else "below" if exponent < 0 else "above" for exponent in exponents
+    ]
+    others = {"zero": values == 0, "infinite": np.isinf(values), "nan": np.isnan(values)}
+    names += [name for name, are in others.items() for _ in range(np.count_nonzero(are))]
+    return tfmp.ranges.RangeHistogram.from_dict(Counter(names))
 
 
 def gradients(model: Any, loss: Callable[[], tf.Tensor], scale: float = 1.0) -> list[Any]:

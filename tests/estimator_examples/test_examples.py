@@ -1,0 +1,98 @@
+"""What all examples have in common: the packages that they name, the doctests, and the files that git ignores."""
+
+import doctest
+import importlib
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from estimator_examples.bert import run_pretraining
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+EXTRA = "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone"
+
+
+def _main(name: str, *arguments: str) -> int:
+    status: int = importlib.import_module(f"estimator_examples.{name}").main(arguments)
+    return status
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        *((name, "sklearn") for name in ("digits_session", "digits_keras", "digits_spikes", "digits_gan.__main__")),
+        *(("digits_gan.__main__", package) for package in ("matplotlib", "tqdm")),
+    ],
+)
+def test_without_a_package_the_extra_that_brings_it_is_named(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert _main(name) == 2
+    assert EXTRA in capsys.readouterr().err
+
+
+def test_missing_packages_of_the_bert_example_are_named_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name in ("tokenizers", "matplotlib") else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert run_pretraining.main([]) == 2
+    assert f"error: this example needs tokenizers, matplotlib: {EXTRA}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("digits_session", "--batch_size"), ("digits_keras", "--batch-size"), ("digits_gan.__main__", "--batch-size")],
+)
+def test_a_batch_of_more_images_than_there_are_is_refused(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    assert _main(name, f"{option}=1348") == 2
+    assert "a batch holds at most the 1347 training images, got 1348." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("bert.corpus", ()),
+        ("bert.history", ()),
+        ("bert.outline", ("matplotlib", "tokenizers")),
+        ("bert.report", ("matplotlib", "tokenizers")),
+        ("bert.vocabulary", ("tokenizers",)),
+        ("digits_gan.picture", ("matplotlib",)),
+        ("digits_gan.quality", ()),
+        ("digits_gan.report", ()),
+    ],
+)
+def test_docstrings_tell_the_truth(name: str, needed: tuple[str, ...]) -> None:
+    for package in needed:
+        pytest.importorskip(package)
+    results = doctest.testmod(importlib.import_module(f"estimator_examples.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="this is no clone, or git is missing"
+)
+def test_git_ignores_the_directories_of_the_examples_and_not_their_code() -> None:
+    # A newer tox writes a file named .venv if there is no directory of that name.
+    outputs = [
+        *("bert_model/history.csv", "bert_horovod/data", "bert_tf_config/data"),
+        *("digits_gan/float16.png", "digits_ranges/ranges_after.png", "gpu_report/report.md", ".venv"),
+    ]
+    command = ["git", "check-ignore", "--no-index", *outputs, "estimator_examples/digits_gan/new.py"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == outputs, done.stderr

@@ -1,0 +1,344 @@
+"""What check_precision measures of models of every Keras: their layers, ranges and errors; of rarer kinds too."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checked_models import (
+    check,
+    composed,
+    data,
+    dense_model,
+    gradients,
+    mse,
+    state,
+    stateful_model,
+    with_given_weights,
+)
+from kerases import for_every_keras
+
+import tfmp
+
+_histogram = tfmp.ranges.RangeHistogram.of
+
+# What is the same in tf_keras as in Keras 2.15 is not run twice where both Keras 3 and tf_keras are.
+for_one_keras_of_each_kind = for_every_keras("keras3", "keras2")
+
+
+def _names(report: tfmp.ranges.PrecisionReport) -> list[str]:
+    return [layer.name for layer in report.layers]
+
+
+@for_every_keras()
+def test_shared_layer_counts_all_its_calls_and_equal_names_are_told_apart(keras: ModuleType) -> None:
+    inputs = keras.Input([4])
+    shared = keras.layers.Dense(4, name="shared")
+    sides = [
+        keras.Sequential([keras.Input([4]), keras.layers.Dense(4, name="same")], name=n) for n in ("left", "right")
+    ]
+    outer = keras.Model(inputs, keras.layers.Add(name="sum")([shared(side(inputs)) for side in sides]), name="outer")
+    again = keras.Input([4])
+    model = with_given_weights(keras.Model(again, keras.layers.Dense(1, name="head")(outer(again)), name="model"))
+    x, y = data()
+    report = check(model, "mse", [(x, y)])
+    assert sorted(_names(report)) == ["head", "outer/left/same", "outer/right/same", "shared", "sum"]
+    assert _names(report)[-2:] == ["sum", "head"]
+    assert report["shared"].activations == _histogram(*(shared(side(x)) for side in sides))
+    assert report["outer/left/same"].activations == _histogram(sides[0](x))
+    assert report["shared"].weights.total == 4 * 4 + 4
+    assert report.keep_float32 == report.far_off == []
+
+
+def _attending(keras: ModuleType) -> Any:
+    class Attending(keras.Model):  # type: ignore[name-defined]
+        """Has weights of its own, and layers of every kind that computes in a way of its own."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.embed = keras.layers.Embedding(10, 4, name="embed")
+            self.attend = keras.layers.MultiHeadAttention(2, 2, name="attend")
+            self.norm = keras.layers.LayerNormalization(name="norm")
+            self.lstm = keras.layers.LSTM(3, name="lstm")
+            self.head = keras.layers.Dense(1, name="head")
+            self.shift = self.add_weight(shape=[1], initializer="ones", name="shift")
+
+        def call(self, ids: tf.Tensor) -> tf.Tensor:
+            x = self.embed(ids)
+            x = self.norm(x + self.attend(x, x))
+            return self.head(self.lstm(x)) + tf.cast(self.shift, self.compute_dtype)
+
+    return Attending(name="net")
+
+
+@for_every_keras()
+def test_subclassed_model_is_seen_through_its_layers_and_its_own_weights(keras: ModuleType) -> None:
+    model = _attending(keras)
+    ids, y = np.arange(40).reshape(8, 5) % 10, data()[1]
+    model(ids)
+    with_given_weights(model)
+    report = check(model, "mse", [(ids, y)])
+    assert {"embed", "attend", "norm", "lstm", "head", "net"} <= set(_names(report))
+    assert report["embed"].activations == _histogram(model.embed(ids))
+    assert report["net"].activations == _histogram(model(ids))
+    assert report["net"].weights == _histogram(tf.convert_to_tensor(model.shift))
+    expected = gradients(model, lambda: mse(model(ids, training=True), y))
+    found = sum((layer.weight_gradients for layer in report.layers), start=tfmp.ranges.RangeHistogram())
+    assert found == _histogram(*expected)
+    errors = [layer.relative_error for layer in report.layers if layer.relative_error is not None]
+    assert (report.keep_float32, report.far_off, 0 < max(errors) < 0.05) == ([], [], True)
+    assert report.float16_loss == pytest.approx(report.loss, rel=1e-2)
+
+
+@for_every_keras()
+def test_ranges_are_those_of_the_layers_called_by_hand(keras: ModuleType) -> None:
+    model = dense_model(keras)
+    (x, y), (hidden, output) = data(), model.layers
+    report = check(model, "mse", [(x, y)])
+    with tf.GradientTape() as tape:
+        between = hidden(x)
+        tape.watch(between)
+        loss = mse(output(between), y)
+    of_activation = tape.gradient(loss, between)
+    of_variables = gradients(model, lambda: mse(model(x), y))
+    assert report["hidden"] == tfmp.ranges.LayerPrecision(
+        name="hidden",
+        activations=_histogram(between),
+        largest_activation=float(tf.reduce_max(between)),
+        activation_gradients=_histogram(of_activation),
+        weights=_histogram(*map(tf.convert_to_tensor, hidden.trainable_variables)),
+        weight_gradients=_histogram(*of_variables[:2]),
+        cosine=report["hidden"].cosine,
+        relative_error=report["hidden"].relative_error,
+    )
+    assert report["o"].activations == _histogram(model(x))
+    assert report["o"].weight_gradients == _histogram(*of_variables[2:])
+    assert report.loss == pytest.approx(float(loss), rel=1e-6)
+
+
+@for_every_keras()
+def test_error_of_a_layer_is_that_of_a_model_made_in_mixed_precision(keras: ModuleType) -> None:
+    (x, y), model, twin = data(), dense_model(keras), dense_model(keras, "mixed_float16")
+
+    def product(labels: Any, outputs: Any) -> Any:
+        return labels * tf.cast(outputs, tf.float32)
+
+    report = check(model, product, [(x, y)])
+
+    def gradients_of(each: Any, scale: float) -> list[np.ndarray]:
+        grads = gradients(each, lambda: tf.reduce_mean(product(y, each(x))), scale)
+        return [grad.numpy().astype(np.float64) / scale for grad in grads]
+
+    exact, rounded = gradients_of(model, 1.0), gradients_of(twin, report.suggested_loss_scale)
+    for name, part in (("hidden", slice(0, 2)), ("o", slice(2, 4))):
+        one, other = (np.concatenate([grad.ravel() for grad in grads[part]]) for grads in (exact, rounded))
+        expected = np.linalg.norm(one - other) / np.linalg.norm(one)
+        assert 0 < expected < 1e-2
+        assert report[name].relative_error == pytest.approx(expected, rel=1e-9)
+        cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        assert report[name].cosine == pytest.approx(cosine, rel=1e-12)
+    assert report.float16_loss == float(tf.reduce_mean(product(y, twin(x))))
+
+
+@for_every_keras()
+def test_batch_normalization_uses_the_batch_and_dropout_does_not_act(keras: ModuleType) -> None:
+    (x, y), model = data(), stateful_model(keras)
+    report = check(model, "mse", [(10 * x + 3, y)])
+    hidden, norm, _, output = model.layers
+    normalized = norm(hidden(10 * x + 3), training=True)
+    assert report["norm"].activations == report["drop"].activations == _histogram(normalized)
+    assert report["norm"].activations != _histogram(norm(hidden(10 * x + 3), training=False))
+    assert report.loss == float(mse(output(normalized), y))
+
+
+@for_every_keras("keras3")
+def test_batch_normalization_within_a_layer_that_draws(keras: ModuleType) -> None:
+    class Block(keras.layers.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.seed = keras.layers.BatchNormalization(name="norm"), keras.random.SeedGenerator(1)
+
+        def build(self, input_shape: Any) -> None:
+            self.norm.build(input_shape)
+            self.built = True
+
+        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+            return self.norm(x, training=training)
+
+    block = Block()
+    model, (x, y) = keras.Sequential([keras.Input([4]), block, keras.layers.Dense(1)]), data()
+    report = check(model, "mse", [(10 * x + 3, y)])
+    assert report["norm"].activations == _histogram(block.norm(10 * x + 3, training=True))
+
+
+@for_every_keras("keras2", "tf_keras")
+def test_dropout_does_not_act_if_training_is_positional(keras: ModuleType) -> None:
+    class Positional(keras.Model):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.head = keras.layers.Dropout(0.5, name="drop"), keras.layers.Dense(1)
+
+        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+            return self.head(self.drop(x, training))
+
+    model = Positional()
+    model(data()[0])
+    assert check(model, "mse", [data()])["drop"].activations.zeros == 0
+
+
+@for_one_keras_of_each_kind
+def test_output_that_the_loss_ignores_has_no_gradients(keras: ModuleType) -> None:
+    inputs = keras.Input([4])
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("used", "unused")]
+    model = with_given_weights(keras.Model(inputs, outputs))
+    report = check(model, lambda labels, outputs: (outputs[0] - tf.cast(labels, outputs[0].dtype)) ** 2, [data()])
+    unused = report["unused"]
+    assert (unused.activations.total, unused.weights.total, unused.gradients.total) == (8, 5, 0)
+    assert (unused.relative_error, unused.cosine, unused.far_off) == (None, None, None)
+
+
+@pytest.mark.parametrize("policy", ["float32", "float16", "mixed_float16", "mixed_bfloat16"])
+@for_every_keras()
+def test_ranges_are_those_of_float32_whatever_the_types_of_the_model(keras: ModuleType, policy: str) -> None:
+    (x, y), model, plain = data(), dense_model(keras, policy), dense_model(keras)
+    if policy == "float16":
+        for weight in (*plain.weights, *model.weights):
+            weight.assign(np.float16(np.asarray(weight)))
+    before = state(model)
+    report, expected = check(model, "mse", [(x, y)]), check(plain, "mse", [(x, y)])
+    assert state(model) == before
+    assert report.loss == expected.loss
+    for layer in expected.layers:
+        found = report[layer.name]
+        assert found.activations == layer.activations
+        assert found.activation_gradients == layer.activation_gradients
+        if policy == "float16":
+            # The gradients for variables in float16 are in float16 in either run.
+            assert found.relative_error < 1e-3
+        else:
+            assert found == layer
+
+
+@for_every_keras("keras3")
+def test_float32_run_of_a_mixed_model_does_not_overflow(keras: ModuleType) -> None:
+    layers = [keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_float16", name=name) for name in "ab"]
+    huge = keras.layers.Rescaling(1e5, dtype="float32", name="huge")
+    model = keras.Sequential([keras.Input([1]), layers[0], huge, layers[1]])
+    batch = (np.ones([1, 1]), np.ones([1, 1]))
+    report = check(model, lambda labels, outputs: tf.cast(outputs, tf.float32) * labels, [batch])
+    assert (report["huge"].largest_activation, report.loss) == (1e5, 1e5)
+
+
+@for_one_keras_of_each_kind
+def test_batches_are_taken_one_by_one_and_summed_whatever_gives_them(keras: ModuleType) -> None:
+    model, batches = dense_model(keras), [data(seed) for seed in range(2)]
+    x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    given = (data(seed) for seed in range(4))
+    reports = [check(model, "mse", each, num_batches=2) for each in (batches, dataset, dataset.repeat(), given)]
+    assert [report.to_json() for report in reports] == [reports[0].to_json()] * 4
+    # A generator gives no more than are taken.
+    np.testing.assert_array_equal(next(given)[0], data(2)[0])
+    assert check(model, "mse", given).batches == 1
+    single = [check(model, "mse", [batch]) for batch in batches]
+    assert reports[0].loss == sum(report.loss for report in single) / 2
+    assert reports[0]["o"].activations == single[0]["o"].activations + single[1]["o"].activations
+    assert (reports[0].batches, reports[0]["o"].weights.total) == (2, 5)
+    # Eight are enough.
+    assert check(model, "mse", dataset.repeat()).batches == 8
+
+
+def _with_operations(keras: ModuleType) -> Any:
+    inputs = keras.Input([4])
+    hidden = keras.layers.Dense(4, name="hidden")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1, name="head")(hidden + hidden * 2.0))
+
+
+def _recomputed(keras: ModuleType) -> Any:
+    block = keras.Sequential([keras.layers.Dense(4, "relu", name="up"), keras.layers.Dense(4, name="down")])
+    return keras.Sequential([keras.Input([4]), tfmp.Recompute(block, name="block"), keras.layers.Dense(1, name="head")])
+
+
+def _raw_in_float16(keras: ModuleType) -> Any:
+    class Raw(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(input_shape[-1], 1), initializer="ones", name="kernel")
+            self.built = True
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(x, self.kernel)
+
+    return keras.Sequential([keras.Input([4]), Raw(dtype="float16", name="raw")])
+
+
+def _with_variables_in_dicts_and_tuples(keras: ModuleType) -> Any:
+    class Held(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, input_shape: Any) -> None:
+            kernels = [self.add_weight(shape=(4, 1), initializer="ones", name=name) for name in "ab"]
+            self.by_name, self.in_tuple = {"a": kernels[0]}, (kernels[1],)
+            self.built = True
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(x, self.by_name["a"]) + tf.matmul(x, self.in_tuple[0])
+
+    return keras.Sequential([keras.Input([4]), Held(name="held")])
+
+
+def _with_two_layers_of_a_name(keras: ModuleType) -> Any:
+    one, two = keras.layers.Dense(4, name="same"), keras.layers.Dense(1, name="same")
+    return composed(keras, lambda self, x: self.two(self.one(x)), "Model", one=one, two=two)
+
+
+def _with_a_layer_of_integers_that_is_not_called(keras: ModuleType) -> Any:
+    ids, head = keras.layers.Layer(dtype="int32", name="ids"), keras.layers.Dense(1, name="head")
+    return composed(keras, lambda self, x: self.head(x), "Model", ids=ids, head=head)
+
+
+def _with_a_cell_that_is_none(keras: ModuleType) -> Any:
+    class Own(keras.layers.Layer):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__(name="own")
+            self.cell = self.cells = 3
+            self.dense, self._random_generator = keras.layers.Dense(1, name="dense"), np.ones(2)
+
+        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+            return self.dense(x)
+
+    return keras.Sequential([keras.Input([4]), Own()])
+
+
+def _of_sparse_inputs(keras: ModuleType) -> Any:
+    return keras.Sequential([keras.Input([4], sparse=True), keras.layers.Dense(1, name="head")])
+
+
+_KINDS: dict[Callable[[ModuleType], Any], dict[str, int]] = {
+    _with_operations: {"hidden": 20, "head": 5},
+    _recomputed: {"up": 20, "down": 20, "head": 5},
+    _raw_in_float16: {"raw": 4},
+    _with_variables_in_dicts_and_tuples: {"held": 8},
+    _with_two_layers_of_a_name: {"same": 20, "same (2)": 5},
+    _with_a_layer_of_integers_that_is_not_called: {"head": 5},
+    _with_a_cell_that_is_none: {"dense": 5, "own": 0},
+    _of_sparse_inputs: {"head": 5},
+}
+
+
+@pytest.mark.filterwarnings(r"ignore:`build\(\)` was called on layer:UserWarning")
+@pytest.mark.parametrize(("make", "weights"), _KINDS.items())
+@for_every_keras()
+def test_models_of_rarer_kinds_are_checked_and_as_before(
+    keras: ModuleType, make: Callable[[ModuleType], Any], weights: dict[str, int]
+) -> None:
+    model, (x, y) = make(keras), data()
+    x = tf.sparse.from_dense(x) if make is _of_sparse_inputs else x
+    model(x)
+    with_given_weights(model)
+    before, outputs = state(model), model(x).numpy().tolist()
+    report = check(model, "mse", [(x, y)])
+    assert (state(model), model(x).numpy().tolist()) == (before, outputs)
+    found = {layer.name: layer.weights.total for layer in report.layers}
+    assert {name: found[name] for name in weights} == weights
+    assert sum(found.values()) == sum(weights.values())
+    assert report.loss > 0
