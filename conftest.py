@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_old(item: pytest.Item) -> bool:
-    """Return whether a test is about Keras 2, Estimator or Horovod."""
+    """Return whether a test is about Keras 2, Estimator or Horovod: an old one in tests/lanes.toml."""
     if not item.nodeid.startswith("tests/"):
         return False
     case = item.name.partition("[")[2]

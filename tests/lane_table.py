@@ -26,7 +26,7 @@ def kind_of(nodeid: str, *, old: bool = False) -> str:
     """
     start = max((start for start in KINDS if nodeid.startswith(start)), key=len, default="")
     kind = KINDS.get(start, "both")
-    return "tf215" if kind == "once" and old else kind
+    return f"{kind}_old" if old and kind in ("once", "every") else kind
 
 
 def may_run(path: str, lane: str) -> bool:

@@ -33,7 +33,8 @@ def test_each_file_is_run_by_default(path: str) -> None:
 
 
 def test_each_kind_has_a_lane_and_each_lane_a_command() -> None:
-    assert {*lane_table.KINDS.values()} == {kind for lane in lane_table.LANES.values() for kind in lane}
+    kinds = {*lane_table.KINDS.values(), "once_old", "every_old"}
+    assert kinds == {kind for lane in lane_table.LANES.values() for kind in lane}
     settings = (lane_table.ROOT / "pyproject.toml").read_text("utf-8")
     assert {*re.findall(r"--lane=(\w+)", settings)} == {*lane_table.LANES} - {"gpu"}  # which tools.gpu_report runs
 
@@ -42,8 +43,10 @@ def test_each_kind_has_a_lane_and_each_lane_a_command() -> None:
     ("nodeid", "old", "kind"),
     [
         ("tests/core/test_lists.py::test_a", False, "once"),
-        ("tests/core/test_lists.py::test_a[keras2]", True, "tf215"),
-        ("tests/hosts/keras/test_a.py::test_a[keras2]", True, "every"),
+        ("tests/core/test_lists.py::test_a[keras2]", True, "once_old"),
+        ("tests/hosts/keras/test_a.py::test_a", False, "every"),
+        ("tests/hosts/keras/test_a.py::test_a[keras2]", True, "every_old"),
+        ("tests/npu/test_a.py::test_a[keras2]", True, "both"),
         ("tests/test_new.py::test_a", False, "both"),
     ],
 )

@@ -75,7 +75,9 @@ _ELSEWHERE = {
     "core/storage/in_checkpoint.py": _place(
         "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_storage.py"
     ),
-    "core/storage/state_variables.py": _place("_trackable_children", _CHILDREN, "tests/grad_scaler/test_iteration.py"),
+    "core/storage/state_variables.py": _place(
+        "_trackable_children", _CHILDREN, "tests/grad_scaler/test_scaler_state.py"
+    ),
     "hosts/keras/legacy.py": _place(
         "_create_all_weights",
         "what `apply_gradients` of a legacy optimizer calls to make its variables; it has no public name",

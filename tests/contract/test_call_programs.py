@@ -56,7 +56,8 @@ class _Iteration(NamedTuple):
     """An iteration with these gradients, in true magnitude, that runs once for each flag.
 
     `before` is called first, then `yes` or `no` by the flag. `end` is "update", "set" (an update with a new scale) or
-    "abandon"; in a function that is called in it, or after it if `ends_outside`. `then` is "", "copy" or "load".
+    "abandon"; it is in the function if there is one, or after it: in eager code, or in a function of its own. `then` is
+    "", "copy" or "load".
     """
 
     grads: tuple[float, ...] = (1.0,) * 4
@@ -65,7 +66,7 @@ class _Iteration(NamedTuple):
     no: Sequence[_Call] = ()
     flags: Sequence[bool] = (True,)
     end: str = "update"
-    ends_outside: bool = False
+    where: str = "inside"
     then: str = ""
 
     def path(self, flag: bool) -> list[_Call]:
@@ -245,8 +246,12 @@ def _run_in_a_function(iteration: _Iteration, model: _Model, training: _Training
             training.call(call)
         if iteration.yes or iteration.no:
             tf.cond(flag, training.branch(iteration.yes), training.branch(iteration.no))
-        if not iteration.ends_outside:
+        if iteration.where == "inside":
             training.end(iteration.end)
+
+    @tf.function(autograph=False)
+    def end() -> None:
+        training.end(iteration.end)
 
     # A branch that is out of order is refused when the function is traced, whichever branch is taken.
     message = _refused(model, iteration.path(True)) or _refused(model, iteration.path(False))
@@ -260,10 +265,15 @@ def _run_in_a_function(iteration: _Iteration, model: _Model, training: _Training
         model.begin(iteration.grads)
         for call in iteration.path(flag):
             model.call(call)
-        if iteration.ends_outside:
+        if iteration.where != "inside":
             iterate(tf.constant(flag))
         with _as_in(model, "end", iteration.end):
-            training.end(iteration.end) if iteration.ends_outside else iterate(tf.constant(flag))
+            if iteration.where == "inside":
+                iterate(tf.constant(flag))
+            elif iteration.where == "after":
+                training.end(iteration.end)
+            else:
+                end()
         _assert_same(training.told(), model)
 
 
@@ -346,9 +356,13 @@ _PROGRAMS: dict[str, list[_Iteration]] = {
         _Iteration(before=calls)
         for calls in ([_step(), _unscale()], [_step(), _step()], [_unscale(), _unscale()], [_step(1), _step(0, 1)])
     ],
-    "update needs a call": [_Iteration(), _Iteration(ends_outside=True), _Iteration(before=[_step()])],
+    "update needs a call": [
+        _Iteration(),
+        *(_Iteration(where=where) for where in ("after", "own function")),
+        _Iteration(before=[_step()]),
+    ],
     "a branch may drop the step": [_Iteration(before=[_unscale()], yes=[_step()], flags=(*_BOTH, True))],
-    "a branch may drop all calls": [_Iteration(yes=[_unscale(), _step()], flags=_BOTH, ends_outside=True)],
+    "a branch may drop all calls": [_Iteration(yes=[_unscale(), _step()], flags=_BOTH, where="after")],
     "gradients are divided once in whichever branch steps": [
         _Iteration(before=[_unscale()], yes=[_step(passes="clipped")], no=[_step()], flags=_BOTH),
         _Iteration(yes=[_unscale(), _step(passes="clipped")], no=[_step()], flags=_BOTH),
@@ -361,14 +375,14 @@ _PROGRAMS: dict[str, list[_Iteration]] = {
     "unscale around a conditional and again in it": [_Iteration(before=[_unscale()], yes=[_unscale(), _step()])],
     "step around a conditional and again in it": [_Iteration(before=[_step()], yes=[_step()])],
     "a function is called again": [
-        _Iteration(grads, [_unscale(), _step()], flags=(True,) * 3, ends_outside=outside)
+        _Iteration(grads, [_unscale(), _step()], flags=(True,) * 3, where=where)
         for grads in (_INF, (1.0,) * 4)
-        for outside in _BOTH
+        for where in ("inside", "after", "own function")
     ],
     "an iteration is given up": [
-        _Iteration(grads, calls, end="abandon", ends_outside=outside)
+        _Iteration(grads, calls, end="abandon", where=where)
         for calls in ([], [_unscale()], [_step()], [_unscale(), _step()], [_step(1), _step()], [_unscale(), _step(1)])
-        for grads, outside in ((_NAN, True), ((1.0,) * 4, False))
+        for grads, where in ((_NAN, "after"), ((1.0,) * 4, "inside"))
     ],
     "a new scale replaces what was found": [
         _Iteration(grads, calls, end="set") for calls in ([_unscale()], [_step()], []) for grads in (_INF, (1.0,) * 4)
@@ -389,12 +403,14 @@ _IN_GRAPHS = [
 ]
 
 
+@pytest.mark.promise(9, 16)
 @pytest.mark.parametrize("way", ["eager", "function"])
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_calls_do_what_the_page_says(program: str, way: str) -> None:
     _WAYS[way](_PROGRAMS[program])
 
 
+@pytest.mark.promise(9, 16)
 @pytest.mark.graph
 @pytest.mark.parametrize("program", _IN_GRAPHS)
 def test_calls_in_a_graph_do_what_the_page_says(program: str) -> None:
@@ -415,14 +431,15 @@ _ITERATIONS = st.builds(
     *[_CALLS] * 3,
     flags=st.lists(st.booleans(), min_size=1, max_size=2),
     end=st.sampled_from(["update", "update", "set", "abandon"]),
-    ends_outside=st.booleans(),
+    where=st.sampled_from(["inside", "inside", "after", "own function"]),
     then=st.sampled_from(["", "", "copy", "load"]),
 )
 
 
+@pytest.mark.promise(1, 2, 3, 5, 6, 9, 16)
 @pytest.mark.parametrize("way", ["eager", "function", pytest.param("graph", marks=pytest.mark.graph)])
 def test_random_calls_do_what_the_page_says(way: str) -> None:
-    @settings(deadline=None, max_examples={"eager": 40, "function": 12, "graph": 6}[way])
+    @settings(deadline=None, max_examples={"eager": 25, "function": 10, "graph": 5}[way])
     @given(st.lists(_ITERATIONS, min_size=1, max_size=4), st.sampled_from([True, True, True, False]))
     def run(program: list[_Iteration], enabled: bool) -> None:
         _WAYS[way](program, enabled)

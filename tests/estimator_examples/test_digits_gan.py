@@ -4,7 +4,6 @@ import contextlib
 import io
 import pathlib
 import re
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -143,36 +142,6 @@ def test_the_frechet_distance_of_images_that_are_not_finite_is_nan() -> None:
     assert np.isnan(quality.frechet_distance(np.full_like(IMAGES, np.nan), IMAGES))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--precision", "float64"], "argument --precision: invalid choice: 'float64'"),
-        (["--precision", "float16", "float16"], "argument --precision: name each once, got float16 twice."),
-        (["--iterations=0"], "argument --iterations: must be 1 or more, got 0."),
-        (["--generator-every=0"], "argument --generator-every: must be 1 or more, got 0."),
-        (["--batch-size=many"], "argument --batch-size: must be a whole number, got 'many'."),
-        (["--learning-rate=0"], "argument --learning-rate: must be a finite number above 0, got 0."),
-        (["--init-scale=0.5"], "argument --init-scale: must be 1 or more, and finite in float32, got 0.5."),
-        (["--growth-interval=-1"], "argument --growth-interval: must be 1 or more, got -1."),
-        (["--seed=-1"], "argument --seed: must be 0 or more, got -1."),
-    ],
-)
-def test_a_wrong_argument_ends_the_program(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        program.main(arguments)
-    assert message in capsys.readouterr().err
-
-
-def test_a_batch_of_more_images_than_there_are_is_refused(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("sklearn")
-    assert program.main(["--batch-size=5000", f"--output-dir={tmp_path}"]) == 2
-    assert "a batch holds at most the 1347 training images, got 5000." in capsys.readouterr().err
-
-
 def test_an_output_directory_that_cannot_be_made_ends_the_program_before_training(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,12 +149,3 @@ def test_an_output_directory_that_cannot_be_made_ends_the_program_before_trainin
     (tmp_path / "file").touch()
     assert program.main([f"--output-dir={tmp_path / 'file'}"]) == 1
     assert "digits_gan: error: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("package", ["matplotlib", "tqdm", "sklearn"])
-def test_without_a_package_the_extra_that_brings_it_is_named(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    assert program.main([]) == 2
-    assert "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from loops import IN_BOTH_WAYS, WAYS, sgd
+from scaler_loops import IN_BOTH_WAYS, WAYS, sgd
 
 import tfmp
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, values, variable
+from scaler_loops import IN_BOTH_WAYS, WAYS, sgd
 
 import tfmp
 from tfmp.types import Gradients
-
-pytestmark = pytest.mark.essential
 
 _CLIPS: dict[str, Callable[[Gradients], Gradients]] = {
     "global_norm": lambda grads: tfmp.clip_by_global_norm(grads, 1.5)[0],
@@ -22,86 +21,83 @@ _CLIPS: dict[str, Callable[[Gradients], Gradients]] = {
     "own": lambda grads: [2 * grad for grad in grads],
     "unscaled": lambda grads: grads,
     "twice": lambda grads: tfmp.clip_by_value(tfmp.clip_by_global_norm(grads, 1.5)[0], -0.5, 0.5),
+    "by NaN": lambda grads: tfmp.clip_by_global_norm(grads, tf.constant(math.nan))[0],
 }
-_MODES: dict[str, Callable[..., Any]] = {"function": tf.function, "eager": lambda step: step}
+
+
+class _Loop:
+    """A kernel and a bias that the scaler trains, and the same without it."""
+
+    def __init__(self, keras: ModuleType, name: str, clip: str | None, **settings: Any) -> None:
+        self.scaler = tfmp.GradScaler(8.0, jit_compile=True)
+        self.opt, self.plain = (optimizer(keras, name, **settings) for _ in range(2))
+        self.variables, self.plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
+        self.scaler.prepare(self.opt, self.variables)
+        self._unscales, self._clip = clip is not None, _CLIPS[clip or "unscaled"]
+
+    def step(self, grads: Gradients) -> None:
+        scaled = [grad * self.scaler.scale(tf.constant(1.0)) for grad in grads]
+        if self._unscales:
+            scaled = self._clip(self.scaler.unscale(self.opt, scaled))
+        self.scaler.step(self.opt, list(zip(scaled, self.variables, strict=True)))
+        self.scaler.update()
+
+    def step_plain(self, grads: Gradients) -> None:
+        self.plain.apply_gradients(list(zip(self._clip(grads), self.plain_variables, strict=True)))
+
+    def assert_alike(self, rtol: float = 1e-5) -> None:
+        for one, other in zip(self.variables, self.plain_variables, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=rtol, atol=rtol / 10)
 
 
 @for_every_keras()
-@pytest.mark.parametrize("mode", _MODES)
+@IN_BOTH_WAYS
 @pytest.mark.parametrize(
     ("name", "clip"), [*(("SGD", clip) for clip in [None, *_CLIPS]), ("Adam", None), ("Adam", "global_norm")]
 )
-@pytest.mark.essential("SGD")
-def test_compiled_steps_train_as_the_bare_optimizer(keras: ModuleType, name: str, clip: str | None, mode: str) -> None:
-    opt, plain, scaler = optimizer(keras, name), optimizer(keras, name), tfmp.GradScaler(8.0, jit_compile=True)
-    variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
-    scaler.prepare(opt, variables)
-    clipped = _CLIPS.get(clip or "unscaled")
-
-    @_MODES[mode]
-    def step(grads: Gradients) -> None:
-        scaled = [grad * scaler.scale(tf.constant(1.0)) for grad in grads]
-        if clip is not None:
-            scaled = clipped(scaler.unscale(opt, scaled))
-        scaler.step(opt, list(zip(scaled, variables, strict=True)))
-        scaler.update()
-
+def test_compiled_steps_train_as_the_bare_optimizer(keras: ModuleType, name: str, clip: str | None, way: str) -> None:
+    loop = _Loop(keras, name, clip)
+    step = WAYS[way](loop.step)
     for seed, last in enumerate([None, math.inf, None, math.nan, None]):
-        before = values(variables)
+        before = values(loop.variables)
         step(gradients(seed, last))
-        if last is not None:
-            assert values(variables) == before
+        if last is not None or clip == "by NaN":
+            assert values(loop.variables) == before
             continue
-        plain.apply_gradients(list(zip(clipped(gradients(seed)), plain_variables, strict=True)))
-        for one, other in zip(variables, plain_variables, strict=True):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
-    (report,) = scaler.overflow_reports()
-    assert report.steps.numpy().tolist() == [0, 2]
-    assert float(scaler.loss_scale) == 2
+        loop.step_plain(gradients(seed))
+        loop.assert_alike()
+    (report,) = loop.scaler.overflow_reports()
+    skipped = 5 if clip == "by NaN" else 2
+    assert report.steps.numpy().tolist() == ([3, 5] if clip == "by NaN" else [0, 2])
+    assert float(loop.scaler.loss_scale) == max(1, 8 / 2**skipped)
 
 
 @for_every_keras()
-@pytest.mark.parametrize("mode", _MODES)
-def test_clipping_by_nan_skips_the_step(keras: ModuleType, mode: str) -> None:
-    opt, scaler, variables = optimizer(keras), tfmp.GradScaler(8.0, jit_compile=True), kernel_and_bias(keras)
-    scaler.prepare(opt, variables)
-    before = values(variables)
+@IN_BOTH_WAYS
+@pytest.mark.parametrize("beside", ["Adam", "tf1"])
+def test_optimizers_that_step_together_each_get_their_gradients(keras: ModuleType, way: str, beside: str) -> None:
+    def others() -> list[Any]:
+        return [sgd(0.5) if beside == "tf1" else optimizer(keras, "Adam") for _ in range(2)]
 
-    @_MODES[mode]
-    def step(clip_norm: tf.Tensor) -> None:
-        grads, _ = tfmp.clip_by_global_norm(scaler.unscale(opt, gradients(0)), clip_norm)
-        scaler.step(opt, list(zip(grads, variables, strict=True)))
-        scaler.update()
+    loop, (other, plain) = _Loop(keras, "SGD", None, global_clipnorm=0.5), others()
+    weight, plain_weight = tf.Variable([5.0, 6.0]), tf.Variable([5.0, 6.0])
+    loop.scaler.prepare(other, [weight])
 
-    scaler.scale(tf.constant(1.0))
-    step(tf.constant(float("nan")))
-    assert values(variables) == before
-    assert float(scaler.loss_scale) == 4
+    @WAYS[way]
+    def step(of_kernel: tf.Tensor, of_bias: tf.Tensor, of_weight: tf.Tensor) -> None:
+        scaled = [loop.scaler.scale(tf.constant(1.0)) * grad for grad in (of_kernel, of_bias, of_weight)]
+        steps = [(other, [(scaled[2], weight)]), (loop.opt, list(zip(scaled, loop.variables, strict=False)))]
+        loop.scaler.step_all(steps)
+        loop.scaler.update()
 
-
-@for_every_keras()
-@pytest.mark.parametrize("mode", _MODES)
-def test_optimizers_that_step_together_each_get_their_gradients(keras: ModuleType, mode: str) -> None:
-    one, other = optimizer(keras, "SGD", global_clipnorm=0.5), optimizer(keras, "Adam")
-    scaler, (kernel, bias) = tfmp.GradScaler(8.0, jit_compile=True), kernel_and_bias(keras)
-    plain, plain_other = optimizer(keras, "SGD", global_clipnorm=0.5), optimizer(keras, "Adam")
-    plain_kernel, plain_bias = kernel_and_bias(keras)
-    for opt, weight in [(one, kernel), (other, bias)]:
-        scaler.prepare(opt, [weight])
-    scaler.scale(tf.constant(1.0))
-
-    @_MODES[mode]
-    def step(of_kernel: tf.Tensor, of_bias: tf.Tensor) -> None:
-        scaler.step_all([(one, [(of_kernel, kernel)]), (other, [(of_bias, bias)])])
-        scaler.update()
-
-    for seed in range(3):
-        of_kernel, of_bias = gradients(seed)
-        step(of_kernel * 8, of_bias * 8)
-        plain.apply_gradients([(of_kernel, plain_kernel)])
-        plain_other.apply_gradients([(of_bias, plain_bias)])
-    for found, expected in [(kernel, plain_kernel), (bias, plain_bias)]:
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+    for seed, last in enumerate([None, math.inf, None]):
+        grads = gradients(seed, last)
+        step(*grads, tf.constant([0.5, 0.25]))
+        if last is None:
+            loop.step_plain(grads)
+            plain.apply_gradients([(tf.constant([0.5, 0.25]), plain_weight)])
+    loop.assert_alike()
+    np.testing.assert_allclose(weight.numpy(), plain_weight.numpy(), rtol=1e-5)
 
 
 def _programs(function: Callable[..., None], *args: Any) -> int:
@@ -110,59 +106,23 @@ def _programs(function: Callable[..., None], *args: Any) -> int:
     return sum("_XlaMustCompile" in node.attr for each in graph.library.function for node in each.node_def)
 
 
-def _large(keras: ModuleType) -> Any:
-    return variable(keras, np.ones([1024, 1024]))
-
-
 @for_every_keras()
-def test_optimizers_that_step_together_are_one_program(keras: ModuleType) -> None:
-    one, other, scaler = optimizer(keras), optimizer(keras), tfmp.GradScaler(8.0)
-    kernel, second = _large(keras), _large(keras)
-    for opt, weight in [(one, kernel), (other, second)]:
-        scaler.prepare(opt, [weight])
-    grad = tf.ones([1024, 1024])
-
-    def together() -> None:
-        scaler.step_all([(one, [(grad, kernel)]), (other, [(grad, second)])])
-        scaler.update()
-
-    def apart() -> None:
-        scaler.step(one, [(grad, kernel)])
-        scaler.step(other, [(grad, second)])
-        scaler.update()
-
-    assert (_programs(together), _programs(apart)) == (1, 2)
-
-
-@for_every_keras()
-@pytest.mark.parametrize("clip", [None, *_CLIPS])
+@pytest.mark.parametrize("clip", [None, "global_norm", "own"])
 def test_replicas_train_as_the_bare_optimizer_without_compiling(
     keras: ModuleType, clip: str | None, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
-    scaler, clipped = tfmp.GradScaler(8.0, jit_compile=True), _CLIPS.get(clip or "unscaled")
     with two_replicas.scope():
-        opt, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
-        variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
-        scaler.prepare(opt, variables)
+        loop = _Loop(keras, "Adam", clip)
 
     def step(grads: Gradients) -> None:
-        def on_replica() -> None:
-            scaled = [grad * scaler.scale(tf.constant(1.0)) for grad in grads]
-            if clip is not None:
-                scaled = clipped(scaler.unscale(opt, scaled))
-            scaler.step(opt, list(zip(scaled, variables, strict=True)))
-            scaler.update()
-
-        two_replicas.run(on_replica)
+        two_replicas.run(lambda: loop.step(grads))
 
     function = tf.function(step)
     for seed, last in enumerate([None, math.inf, None]):
         function(gradients(seed, last))
         if last is None:
-            pairs = list(zip(clipped(gradients(seed)), plain_variables, strict=True))
-            two_replicas.run(lambda pairs=pairs: plain.apply_gradients(pairs))
-    for one, other in zip(variables, plain_variables, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+            two_replicas.run(lambda seed=seed: loop.step_plain(gradients(seed)))
+    loop.assert_alike(1e-4)
     assert _programs(step, gradients(0)) == 0
 
 
@@ -171,12 +131,17 @@ def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(ker
     class Own(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages
         pass
 
-    def programs(opt: Any, **settings: Any) -> int:
-        scaler, kernel = tfmp.GradScaler(8.0, **settings), _large(keras)
-        scaler.prepare(opt, [kernel])
+    grad = tf.ones([1024, 1024])
+
+    def programs(*opts: Any, together: bool = False, **settings: Any) -> int:
+        scaler = tfmp.GradScaler(8.0, **settings)
+        steps = [(opt, [(grad, variable(keras, np.ones([1024, 1024])))]) for opt in opts]
+        for opt, [(_, kernel)] in steps:
+            scaler.prepare(opt, [kernel])
 
         def step() -> None:
-            scaler.step(opt, [(tf.ones([1024, 1024]), kernel)])
+            for some in [steps] if together else [[each] for each in steps]:
+                scaler.step_all(some)
             scaler.update()
 
         return _programs(step)
@@ -184,8 +149,6 @@ def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(ker
     assert programs(optimizer(keras)) == 1
     assert programs(optimizer(keras), jit_compile=False) == 0
     assert programs(Own(0.5)) == 0
-
-
-def test_unknown_jit_compile_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'jit_compile must be True, False or "auto", got'):
-        tfmp.GradScaler(jit_compile="always")
+    # Optimizers that step together are one program.
+    assert programs(optimizer(keras), optimizer(keras)) == 2
+    assert programs(optimizer(keras), optimizer(keras), together=True) == 1

@@ -1,113 +1,112 @@
+"""A `GradScaler` in a graph of TensorFlow 1: what its ops run, and what is refused there."""
+
 import math
+from collections.abc import Callable
 from typing import Any
 
 import kerases
 import pytest
 import tensorflow as tf
+from scaler_loops import sgd
 
 import tfmp
 
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = pytest.mark.graph
 
 tf1 = tf.compat.v1
 
+_ENABLED = pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 
-class _TwoNets:
-    """Two losses with an optimizer each, in the current graph; the gradient of the first is clipped."""
+
+def _weight() -> tf.Variable:
+    return tf1.Variable(0.0, use_resource=True)
+
+
+class _Loop:
+    """A step of a weight whose gradient is fed, and whose global step counts; another weight steps beside it."""
 
     def __init__(self, scaler: tfmp.GradScaler) -> None:
-        self.factor = tf1.placeholder(tf.float32, [])
-        self.kernel = tf1.get_variable("kernel", initializer=[1.0, 2.0])
-        self.bias = tf1.get_variable("bias", initializer=1.0)
-        self.global_step = tf1.train.get_or_create_global_step()
-        first, second = (tf1.train.MomentumOptimizer(0.5, 0.5) for _ in range(2))
-        scaled = scaler.scale([tf.reduce_sum(self.kernel) * self.factor, self.bias * self.bias])
-        (kernel_grad,) = scaler.unscale(first, tf1.gradients(scaled[0], [self.kernel]))
-        bias_grads = tf1.gradients(scaled[1], [self.bias])
-        clipped = tf.clip_by_value(kernel_grad, -8.0, 8.0)
-        self.steps = [
-            scaler.step(first, [(clipped, self.kernel)], global_step=self.global_step),
-            scaler.step(second, zip(bias_grads, [self.bias], strict=True)),
-        ]
+        self.grad, self.weight, self.other = tf1.placeholder(tf.float32, []), _weight(), _weight()
+        self.global_step, optimizer = tf1.train.get_or_create_global_step(), sgd()
+        (grad,) = scaler.unscale(optimizer, [scaler.scale(self.grad)])
+        self.step = scaler.step(optimizer, [(grad, self.weight)], global_step=self.global_step)
+        scaler.step(sgd(), [(scaler.scale(tf.constant(1.0)), self.other)])
 
 
-def test_update_runs_the_whole_iteration(session: tf1.Session) -> None:
-    scaler = tfmp.GradScaler(1024)
-    nets = _TwoNets(scaler)
+@_ENABLED
+def test_update_runs_the_whole_iteration(session: tf1.Session, enabled: bool) -> None:
+    scaler = tfmp.GradScaler(1024, enabled=enabled)
+    loop = _Loop(scaler)
     update_op = scaler.update()
-    counts = [scaler.applied_steps, scaler.skipped_steps, scaler.last_step_finite]
+    counts = [scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps, scaler.last_step_finite]
     session.run(tf1.global_variables_initializer())
     session.graph.finalize()
-    states = []
-    for factor in (1.0, math.inf, 2.0):
-        session.run(update_op, {nets.factor: factor})
-        kernel, *rest = session.run([nets.kernel, nets.bias, scaler.loss_scale, nets.global_step])
-        states.append((kernel.tolist(), *rest))
-    # The bias steps each time; the kernel and the global step change only if the kernel's gradient is finite.
-    assert states == [([0.5, 1.5], 0, 1024, 1), ([0.5, 1.5], -0.5, 512, 1), ([-0.75, 0.25], -0.25, 512, 2)]
-    assert session.run(counts) == [2, 1, True]
+    for grad in (1.0, math.inf, 2.0)[: 3 if enabled else 1]:
+        session.run(update_op, {loop.grad: grad})
+    # The other weight steps each time; the global step counts only where the first weight's gradient is finite.
+    assert session.run([loop.weight, loop.other, loop.global_step]) == ([-3, -3, 2] if enabled else [-1, -1, 1])
+    assert session.run(counts) == ([512, 2, 1, True] if enabled else [1, 0, 0, True])
 
 
-def test_steps_that_run_by_themselves_count_until_update_runs(session: tf1.Session) -> None:
+def test_steps_that_run_by_themselves_count_until_update_or_abandon_runs(session: tf1.Session) -> None:
     scaler = tfmp.GradScaler(1024)
-    nets = _TwoNets(scaler)
-    scale_up = scaler.update(new_scale=4096.0)
+    loop = _Loop(scaler)
+    scale_up, give_up = scaler.update(new_scale=4096.0), scaler.abandon()
     session.run(tf1.global_variables_initializer())
-    for factor in (math.inf, 1.0):
-        session.run(nets.steps[0], {nets.factor: factor})
-    assert session.run([nets.global_step, scaler.loss_scale, scaler.attempted_steps]) == [1, 1024, 0]
-    session.run(scale_up, {nets.factor: 1.0})
-    assert session.run([nets.global_step, scaler.loss_scale, scaler.skipped_steps]) == [2, 4096, 1]
+    for grad in (math.inf, 1.0):
+        session.run(loop.step, {loop.grad: grad})
+    state = [loop.global_step, scaler.loss_scale, scaler.attempted_steps, scaler.skipped_steps]
+    assert session.run(state) == [1, 1024, 0, 0]
+    session.run(scale_up, {loop.grad: 1.0})
+    assert session.run(state) == [2, 4096, 1, 1]
+    # The scale is adjusted before the result is forgotten.
+    session.run(loop.step, {loop.grad: math.nan})
+    for _ in range(2):
+        session.run(give_up)
+        assert session.run(state) == [2, 2048, 2, 2]
 
 
-def test_update_that_is_built_before_the_steps_is_refused(session: tf1.Session) -> None:
-    scaler = tfmp.GradScaler(1024)
-    with pytest.raises(RuntimeError, match="update was built before any step: build the steps first"):
-        scaler.update()
-    _TwoNets(scaler)
-    scaler.update()
-    with pytest.raises(RuntimeError, match="update was built before any step"):
-        scaler.update()
-
-
-def test_step_in_a_conditional_is_refused(session: tf1.Session) -> None:
-    scaler, weight = tfmp.GradScaler(8), tf1.get_variable("w", initializer=0.0, use_resource=True)
-    optimizer = tf1.train.GradientDescentOptimizer(1.0)
-
-    def step() -> tf.Tensor:
-        with tf.control_dependencies([scaler.step(optimizer, [(tf.constant(8.0), weight)])]):
-            return tf.constant(True)
-
-    with pytest.raises(NotImplementedError, match=r"step in a conditional.*build the step outside of it"):
-        tf.cond(tf1.placeholder(tf.bool, []), step, lambda: tf.constant(False))
-
-
-@pytest.mark.parametrize("keras", [pytest.param(keras, id=name) for name, keras in kerases.installed().items()])
-def test_optimizer_of_keras_is_refused(session: tf1.Session, keras: Any) -> None:
-    weight = tf1.get_variable("w", initializer=0.0, use_resource=True)
-    for enabled in (True, False):
-        with pytest.raises(NotImplementedError, match=r"is Keras' SGD, which.*pass a tf.compat.v1.train.Optimizer"):
-            tfmp.GradScaler(8, enabled=enabled).step(keras.optimizers.SGD(1.0), [(tf.constant(8.0), weight)])
-
-
-@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@_ENABLED
 def test_optimizer_of_the_user_may_return_a_tensor(session: tf1.Session, enabled: bool) -> None:
     class Own:
         def apply_gradients(self, grads_and_vars: Any) -> tf.Tensor:
             ((grad, variable),) = grads_and_vars
             return variable.assign_sub(grad, read_value=True)
 
-    scaler, weight = tfmp.GradScaler(8, enabled=enabled), tf1.get_variable("w", initializer=0.0, use_resource=True)
-    scaler.step(Own(), [(scaler.scale(tf.constant(1.0)), weight)])
+    class Fused:
+        def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
+            ((grad, variable),) = grads_and_vars
+            return variable.assign_sub(tf.where(finite, grad / loss_scale, 0.0)).op
+
+    scaler, weights = tfmp.GradScaler(8, enabled=enabled), [_weight(), _weight()]
+    for optimizer, weight in zip((Own(), Fused()), weights, strict=True):
+        scaler.step(optimizer, [(scaler.scale(tf.constant(1.0)), weight)])
     update_op = scaler.update()
     session.run(tf1.global_variables_initializer())
     session.run(update_op)
-    assert session.run(weight) == -1
+    assert session.run(weights) == [-1, -1]
+
+
+@_ENABLED
+@pytest.mark.parametrize("steps", [True, False], ids=["stepped", "dropped"])
+def test_window_is_emptied_whether_it_is_applied_or_dropped(session: tf1.Session, enabled: bool, steps: bool) -> None:
+    scaler, weight, optimizer = tfmp.GradScaler(8, enabled=enabled), _weight(), sgd()
+    accumulator, grad = tfmp.GradientAccumulator([weight], 2), tf1.placeholder(tf.float32, [])
+    add = accumulator.add([scaler.scale(grad)], scaler.loss_scale)
+    grads = scaler.unscale(optimizer, accumulator)
+    if steps:
+        scaler.step(optimizer, zip(grads, [weight], strict=True))
+    update_op = scaler.update()
+    session.run(tf1.global_variables_initializer())
+    for grads_of_window, expected in [((1.0, 2.0), -1.5), ((1.0, math.inf), -1.5), ((3.0, 4.0), -5.0)]:
+        for value in grads_of_window:
+            session.run(add, {grad: value})
+        session.run(update_op)
+        assert session.run([weight, accumulator.tried]) == [expected * steps, 0]
 
 
 def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:
-    scaler = tfmp.GradScaler(8)
-    new_scale = tf1.placeholder(tf.float32, [])
+    scaler, new_scale = tfmp.GradScaler(8), tf1.placeholder(tf.float32, [])
     update_op = scaler.update(new_scale)
     session.run(tf1.global_variables_initializer())
     for bad in (math.nan, math.inf, 0.5):
@@ -117,45 +116,27 @@ def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> 
     assert session.run(scaler.loss_scale) == 32
 
 
-def test_same_graph_trains_without_scaling(session: tf1.Session) -> None:
-    scaler = tfmp.GradScaler(enabled=False)
-    nets = _TwoNets(scaler)
-    update_op = scaler.update()
-    session.run(tf1.global_variables_initializer())
-    session.run(update_op, {nets.factor: 1.0})
-    kernel, *rest = session.run([nets.kernel, nets.bias, scaler.loss_scale, scaler.attempted_steps])
-    assert (kernel.tolist(), *rest) == ([0.5, 1.5], 0, 1, 0)
-
-
-@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-def test_accumulator_is_emptied_by_the_step(session: tf1.Session, enabled: bool) -> None:
-    scaler, weight = tfmp.GradScaler(8, enabled=enabled), tf1.get_variable("w", initializer=0.0, use_resource=True)
-    accumulator = tfmp.GradientAccumulator([weight], 2)
-    grad = tf1.placeholder(tf.float32, [])
-    add = accumulator.add([scaler.scale(grad)], scaler.loss_scale)
-    optimizer = tf1.train.GradientDescentOptimizer(1.0)
-    scaler.step(optimizer, zip(scaler.unscale(optimizer, accumulator), [weight], strict=True))
-    update_op = scaler.update()
-    session.run([tf1.global_variables_initializer()])
-    for grads, expected in [((1.0, 2.0), -1.5), ((1.0, math.inf), -1.5), ((3.0, 4.0), -5.0)]:
-        for value in grads:
-            session.run(add, {grad: value})
-        session.run(update_op)
-        assert session.run(weight) == expected
+def test_what_a_scaler_keeps_between_calls_are_no_variables_of_the_script(session: tf1.Session) -> None:
+    scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8))
+    before = tf1.global_variables()
+    scaler.unscale(sgd(), [tf.constant(1.0)])
+    # So the script does not initialize them.
+    session.run(scaler.update())
+    assert tf1.global_variables() == before
 
 
 def test_hook_reports_on_a_scaler(session: tf1.Session, caplog: pytest.LogCaptureFixture) -> None:
     scaler = tfmp.GradScaler(1024)
-    nets = _TwoNets(scaler)
+    loop = _Loop(scaler)
     update_op = scaler.update()
     hooks = [tfmp.LossScaleLoggingHook(manager, every_n_steps=10) for manager in (None, scaler)]
     with tf1.train.MonitoredSession(hooks=hooks) as monitored:
-        for factor in (1.0, math.inf):
-            monitored.run(update_op, {nets.factor: factor})
+        for grad in (1.0, math.inf):
+            monitored.run(update_op, {loop.grad: grad})
     reports = [record.message for record in caplog.records if record.message.startswith("loss scale")]
-    # The norm is that of the last call of `step`, the bias's; the report at the end comes too late to fetch one. With
+    # The norm is that of the last call of `step`, the other's; the report at the end comes too late to fetch one. With
     # control flow v2, the norm is in a conditional, whose tensors cannot be fetched.
-    norm = "" if tf1.control_flow_v2_enabled() else ", gradient norm 2"
+    norm = "" if tf1.control_flow_v2_enabled() else ", gradient norm 1"
     assert sorted(set(reports)) == [
         f"loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row){norm}",
         "loss scale 512, global step 1, steps applied 1, skipped 1 (1 in a row)",
@@ -163,45 +144,52 @@ def test_hook_reports_on_a_scaler(session: tf1.Session, caplog: pytest.LogCaptur
     assert len(reports) == 4
 
 
-@pytest.mark.parametrize("verb", ["state_dict", "load_state_dict"])
-def test_state_as_numbers_is_refused_in_a_graph(session: tf1.Session, verb: str) -> None:
-    arguments: list[Any] = [{}] if verb == "load_state_dict" else []
-    with pytest.raises(RuntimeError, match=f"{verb} was called in a graph.*tf.compat.v1.train.Saver saves"):
-        getattr(tfmp.GradScaler(8), verb)(*arguments)
+def _in_conditional(call: Callable[[], Any]) -> Any:
+    return tf.cond(tf1.placeholder(tf.bool, []), lambda: [call(), tf.constant(0.0)][1], lambda: tf.constant(0.0))
 
 
-def test_replay_is_refused_in_a_graph(session: tf1.Session) -> None:
-    with pytest.raises(RuntimeError, match="while the optimizer's last_step_applied is False"):
-        tfmp.replay(lambda: None, tfmp.GradScaler(8), max_replays=2)
+_BUILD_FIRST = "update was built before any step: build the steps first, and update in the same graph"
+_NO_VALUE = "was called in a graph.*tf.compat.v1.train.Saver saves"
+_REFUSED: dict[str, tuple[Callable[[tfmp.GradScaler], Any], type[Exception], str]] = {
+    "update before steps": (lambda scaler: scaler.update(), RuntimeError, _BUILD_FIRST),
+    "update twice": (lambda scaler: (_Loop(scaler), scaler.update(), scaler.update()), RuntimeError, _BUILD_FIRST),
+    "step in a conditional": (
+        lambda scaler: _in_conditional(lambda: scaler.step(sgd(), [(tf.constant(8.0), _weight())])),
+        NotImplementedError,
+        "step in a conditional.*build the step outside of it",
+    ),
+    "unscale in a conditional": (
+        lambda scaler: _in_conditional(lambda: scaler.unscale(sgd(), [tf.constant(8.0)])),
+        NotImplementedError,
+        "unscale in a conditional.*build the unscale outside of it",
+    ),
+    "unscale in a function": (
+        lambda scaler: tf.function(lambda: scaler.unscale(sgd(), [tf.constant(8.0)]))(),
+        NotImplementedError,
+        "unscale in a conditional, or in a tf.function, in a TF1 graph",
+    ),
+    **{
+        name: (
+            lambda scaler, keras=keras: scaler.step(keras.optimizers.SGD(1.0), [(tf.constant(8.0), _weight())]),
+            NotImplementedError,
+            "is Keras' SGD, which.*pass a tf.compat.v1.train.Optimizer",
+        )
+        for name, keras in kerases.installed().items()
+    },
+    "state_dict": (lambda scaler: scaler.state_dict(), RuntimeError, f"^state_dict {_NO_VALUE}"),
+    "load_state_dict": (lambda scaler: scaler.load_state_dict({}), RuntimeError, f"^load_state_dict {_NO_VALUE}"),
+    "replay": (
+        lambda scaler: tfmp.replay(lambda: None, scaler, max_replays=2),
+        RuntimeError,
+        "while the optimizer's last_step_applied is False",
+    ),
+}
 
 
-@pytest.mark.parametrize("value", [1.0, math.inf])
-def test_update_runs_what_a_step_found(value: float, session: tf1.Session) -> None:
-    scaler, weight = tfmp.GradScaler(8), tf1.get_variable("w", initializer=0.0, use_resource=True)
-    scaler.step(tf1.train.GradientDescentOptimizer(1.0), [(scaler.scale(tf.constant(value)), weight)])
-    update = scaler.update()
-    session.run(tf1.global_variables_initializer())
-    session.run(update)
-    found = session.run([weight, scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps])
-    assert found == ([-1, 8, 1, 0] if math.isfinite(value) else [0, 4, 0, 1])
-
-
-@pytest.mark.parametrize("num_unscaled", [1, 2])
-@pytest.mark.parametrize("clips", [True, False], ids=["clipped", "thrown away"])
-def test_gradients_that_are_still_scaled_are_unscaled_by_the_step(
-    session: tf1.Session, clips: bool, num_unscaled: int
-) -> None:
-    factor = tf1.placeholder(tf.float32, [])
-    weights = [tf1.get_variable("first", initializer=1.0), tf1.get_variable("second", initializer=2.0)]
-    scaler, optimizer = tfmp.GradScaler(1024), tf1.train.GradientDescentOptimizer(0.5)
-    grads = tf1.gradients(scaler.scale(weights[0] + weights[1] * factor), weights)
-    unscaled = scaler.unscale(optimizer, grads[:num_unscaled])
-    if clips:
-        grads[:num_unscaled] = [tf.clip_by_value(grad, -0.5, 0.5) for grad in unscaled]
-    scaler.step(optimizer, zip(grads, weights, strict=True))
-    update_op = scaler.update()
-    session.run(tf1.global_variables_initializer())
-    for value in (3.0, math.inf):
-        session.run(update_op, {factor: value})
-    steps = [0.25 if clips else 0.5, 0.25 if clips and num_unscaled == 2 else 1.5]
-    assert session.run([*weights, scaler.loss_scale]) == [1 - steps[0], 2 - steps[1], 512]
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_a_graph_cannot_run_is_refused(session: tf1.Session, name: str) -> None:
+    call, error, message = _REFUSED[name]
+    scalers = [tfmp.GradScaler(8), *[tfmp.GradScaler(enabled=False)] * (name in kerases.installed())]
+    for scaler in scalers:
+        with pytest.raises(error, match=message):
+            call(scaler)

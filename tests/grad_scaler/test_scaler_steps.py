@@ -1,6 +1,6 @@
+"""Steps of a `GradScaler` with each host's optimizers: alone, together, on replicas, of an accumulator's window."""
+
 import contextlib
-import enum
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,40 +8,25 @@ from typing import Any
 import kerases
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from scaler_loops import HOSTS, IN_ALL_WAYS, IN_BOTH_WAYS, WAYS, Training, counts, sgd
 
 import tfmp
+from tfmp.types import Gradients
 
-pytestmark = pytest.mark.essential
-
-_HOSTS: dict[str, Callable[[], Any]] = {
-    "v1": functools.partial(tf.compat.v1.train.MomentumOptimizer, 0.5, 0.5),
-    **{name: functools.partial(keras.optimizers.SGD, 0.5, momentum=0.5) for name, keras in kerases.installed().items()},
-    **{
-        f"{name} legacy": functools.partial(keras.optimizers.legacy.SGD, 0.5, momentum=0.5)
-        for name, keras in kerases.installed().items()
-        if name != "keras3"
-    },
-}
-
-_for_every_host = pytest.mark.parametrize("host", _HOSTS)
+_ALL_HOSTS = [*HOSTS, *(f"{name} legacy" for name in kerases.installed() if name != "keras3")]
+_FOR_ALL_HOSTS = pytest.mark.parametrize("host", _ALL_HOSTS)
 
 
-def _sgd() -> Any:
-    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
-
-
-class _Loop:
+class _TwoNets:
     """A training with two losses and an optimizer for each; the gradient of the first is clipped."""
 
-    def __init__(self, host: str, scaler: tfmp.GradScaler, together: bool = False, updates: bool = True) -> None:
-        self._scaler, self._together, self._updates = scaler, together, updates
+    def __init__(self, host: str, together: bool, updates: bool = True) -> None:
+        self.scaler, self._together, self._updates = tfmp.GradScaler(1024), together, updates
         self.kernel, self.bias = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
-        self._optimizers = [_HOSTS[host](), _HOSTS[host]()]
+        self._optimizers = [sgd(0.5, host, momentum=0.5) for _ in range(2)]
 
     def step(self, factor: tf.Tensor) -> None:
-        scaler, (first, second) = self._scaler, self._optimizers
+        scaler, (first, second) = self.scaler, self._optimizers
         with tf.GradientTape(persistent=True) as tape:
             losses = {"first": tf.reduce_sum(self.kernel) * factor, "rest": [self.bias * self.bias]}
             scaled = scaler.scale(losses)
@@ -60,102 +45,95 @@ class _Loop:
 
     @property
     def state(self) -> tuple[list[float], float, float]:
-        return self.kernel.numpy().tolist(), float(self.bias.numpy()), float(self._scaler.loss_scale)
+        return self.kernel.numpy().tolist(), float(self.bias.numpy()), float(self.scaler.loss_scale)
 
 
-_EACH = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], -0.5, 512.0), ([-0.75, 0.25], -0.25, 512.0)]
-
-
-@pytest.mark.parametrize(
-    ("host", "mode"),
-    # Tests below run all hosts in a `tf.function`.
-    [*((host, mode) for host in _HOSTS for mode in ("eager", "xla")), ("v1", "function"), ("v1", "updated_outside")],
-)
-def test_each_optimizer_with_finite_gradients_steps(host: str, mode: str) -> None:
-    scaler = tfmp.GradScaler(1024)
-    loop = _Loop(host, scaler, updates=mode != "updated_outside")
-    step = loop.step if mode == "eager" else tf.function(loop.step, jit_compile=mode == "xla")
-    for factor, expected in zip([1.0, math.inf, 2.0], _EACH, strict=True):
-        step(tf.constant(factor))
-        if mode == "updated_outside":
-            scaler.update()
-        assert loop.state == expected
-    assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
-
-
-@_for_every_host
-def test_step_all_steps_all_optimizers_or_none(host: str) -> None:
-    loop = _Loop(host, tfmp.GradScaler(1024), together=True)
-    step = tf.function(loop.step)
-    expected = [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], 0.0, 512.0), ([-0.75, 0.25], -0.5, 512.0)]
-    for factor, state in zip([1.0, math.nan, 2.0], expected, strict=True):
-        step(tf.constant(factor))
-        assert loop.state == state
+#: The states after steps with the factors 1, infinity and 2, if each optimizer decides for itself, if all decide
+#: together, and if each decides on two replicas, of which only the second has the factor.
+_STATES = {
+    "each": [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], -0.5, 512.0), ([-0.75, 0.25], -0.25, 512.0)],
+    "together": [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], 0.0, 512.0), ([-0.75, 0.25], -0.5, 512.0)],
+    "on replicas": [([0.0, 1.0], -1.0, 1024.0), ([0.0, 1.0], 0.0, 512.0), ([-2.0, -1.0], 0.5, 512.0)],
+}
 
 
 @pytest.mark.parametrize(
-    ("host", "mode"), [*((host, "function") for host in _HOSTS), ("v1", "eager"), ("v1", "updated_outside")]
+    ("host", "way", "rule"),
+    [
+        *((host, way, "each") for host in _ALL_HOSTS for way in ("eager", "xla")),
+        *((host, "function", rule) for host in _ALL_HOSTS for rule in ("together", "on replicas")),
+        *(("tf1", way, "on replicas") for way in ("eager", "updated outside")),
+    ],
 )
-def test_overflow_on_the_second_replica_alone_skips_both(
-    host: str, mode: str, two_replicas: tf.distribute.MirroredStrategy
+def test_optimizers_decide_each_for_itself_or_together(
+    host: str, way: str, rule: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
-    with two_replicas.scope():
-        scaler = tfmp.GradScaler(1024)
-        loop = _Loop(host, scaler, updates=mode != "updated_outside")
+    with two_replicas.scope() if rule == "on replicas" else contextlib.nullcontext():
+        nets = _TwoNets(host, together=rule == "together", updates=way != "updated outside")
 
     def on_replica(factor: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        loop.step(tf.where(tf.equal(replica, 1), factor, 1.0))
+        nets.step(tf.where(tf.equal(replica, 1), factor, 1.0))
 
-    def step(factor: tf.Tensor) -> None:
+    def on_replicas(factor: tf.Tensor) -> None:
         two_replicas.run(on_replica, args=(factor,))
 
-    step = tf.function(step) if mode == "function" else step
-    expected = [([0.0, 1.0], -1.0, 1024.0), ([0.0, 1.0], 0.0, 512.0), ([-2.0, -1.0], 0.5, 512.0)]
-    for factor, state in zip([1.0, math.inf, 2.0], expected, strict=True):
+    step = WAYS.get(way, WAYS["eager"])(on_replicas if rule == "on replicas" else nets.step)
+    for factor, state in zip([1.0, math.inf, 2.0], _STATES[rule], strict=True):
         step(tf.constant(factor))
-        if mode == "updated_outside":
-            scaler.update()
-        assert loop.state == state
-    assert [int(count) for count in scaler.manager.get_status()[1:]] == [True, True, 3, 2, 1, 0]
+        if way == "updated outside":
+            with two_replicas.scope():
+                nets.scaler.update()
+        assert nets.state == state
+    assert counts(nets.scaler) == [2, 1, 0]
 
 
-def test_optimizer_may_step_in_some_iterations_only() -> None:
-    scaler = tfmp.GradScaler(8)
-    often, seldom = (tf.Variable(0.0), _sgd()), (tf.Variable(0.0), _sgd())
-
-    @tf.function
-    def iterate(index: tf.Tensor) -> None:
-        for weight, optimizer in (often, seldom):
-            if weight is often[0] or index % 2 == 1:
-                scaler.step(optimizer, [(scaler.scale(1.0), weight)])
-        scaler.update()
-
-    for index in range(4):
-        iterate(tf.constant(index))
-    assert (float(often[0]), float(seldom[0]), int(scaler.applied_steps)) == (-4, -2, 4)
-
-
-@_for_every_host
-def test_variable_without_a_gradient_is_not_changed(host: str) -> None:
-    scaler, optimizer = tfmp.GradScaler(8), _HOSTS[host]()
-    variables = [tf.Variable(1.0), tf.Variable(1.0)]
-    for trained in (0, 1):
-        grads = [scaler.scale(1.0) if index == trained else None for index in range(2)]
-        scaler.step(optimizer, zip(grads, variables, strict=True))
-        scaler.update()
-    # With momentum, a variable that was trained in the first step would move again if it got a gradient of 0.
-    assert [float(variable) for variable in variables] == [0.5, 0.5]
-
-
-@_for_every_host
-@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-@pytest.mark.parametrize("mode", ["eager", "function", "replicas"])
-def test_variable_that_has_no_gradient_at_first_is_trained_later(
-    host: str, enabled: bool, mode: str, two_replicas: tf.distribute.MirroredStrategy
+@IN_BOTH_WAYS
+def test_replicas_unscale_groups_in_runs_of_their_own_and_drop_the_step_together(
+    way: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
-    with two_replicas.scope() if mode == "replicas" else contextlib.nullcontext():
-        scaler, optimizer = tfmp.GradScaler(8, enabled=enabled), _HOSTS[host]()
+    with two_replicas.scope():
+        training = Training(tfmp.GradScaler(64))
+
+    def unscale(factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        grads = training.scaled(tf.gather(factors, replica))
+        return training.unscale(grads[1:])[0], grads[0]
+
+    def step(clipped: tf.Tensor, rest: tf.Tensor) -> None:
+        training.step([rest, clipped])
+
+    @WAYS[way]
+    def iterate(factors: tf.Tensor, update_outside: bool) -> None:
+        clipped, rest = two_replicas.run(unscale, args=(factors,))
+        if two_replicas.reduce("SUM", clipped, axis=None) < 10.0:
+            two_replicas.run(step, args=(clipped, rest))
+        if update_outside:
+            training.scaler.update()
+        else:
+            two_replicas.run(training.scaler.update)
+
+    seen = []
+    for factors in ([1.0, 1.0], [1.0, math.inf], [math.nan, 1.0], [16.0, 16.0], [0.0, 2.0]):
+        iterate(tf.constant(factors), len(seen) % 2 == 0)
+        seen.append((training.weights[0].numpy(), training.weights[1].numpy(), float(training.scaler.loss_scale)))
+    assert seen == [(0, 1, 64), (0, 1, 32), (0, 1, 16), (0, 1, 16), (-1, 0, 16)]
+    assert counts(training.scaler) == [2, 2, 0]
+    # Each replica's calls are recorded as its own.
+    grads = two_replicas.run(lambda: training.scaled(1.0))
+    two_replicas.run(training.step, args=(grads,))
+    with pytest.raises(RuntimeError, match="step was called already"):
+        two_replicas.run(training.step, args=(grads,))
+
+
+@_FOR_ALL_HOSTS
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("way", ["eager", "function", "replicas"])
+def test_variable_without_a_gradient_is_not_changed_and_is_trained_later(
+    host: str, enabled: bool, way: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope() if way == "replicas" else contextlib.nullcontext():
+        scaler, optimizer = tfmp.GradScaler(8, enabled=enabled), sgd(0.5, host, momentum=0.5)
         variables = [tf.Variable(1.0), tf.Variable(1.0)]
 
     def iterate(trained: int) -> None:
@@ -163,222 +141,113 @@ def test_variable_that_has_no_gradient_at_first_is_trained_later(
         scaler.step(optimizer, zip(grads, variables, strict=True))
 
     def run(trained: int) -> None:
-        if mode == "replicas":
+        if way == "replicas":
             two_replicas.run(iterate, args=(trained,))
         else:
             iterate(trained)
         scaler.update()
 
-    run = tf.function(run) if mode == "function" else run
     for trained in (0, 1):
-        run(trained)
-    # With replicas, the optimizer sums their gradients.
-    assert [float(variable.numpy()) for variable in variables] == [0.5 if mode == "replicas" else 0.75] * 2
+        WAYS.get(way, WAYS["eager"])(run)(trained)
+    # With momentum, a variable that was trained in the first step would move again if it got a gradient of 0. With
+    # replicas, the optimizer sums their gradients.
+    assert [float(variable.numpy()) for variable in variables] == [0.5 if way == "replicas" else 0.75] * 2
 
 
-@_for_every_host
-def test_disabled_scaler_trains_like_the_optimizer_alone(host: str) -> None:
-    scaler, optimizer, plain = tfmp.GradScaler(enabled=False), _HOSTS[host](), _HOSTS[host]()
-    weight, plain_weight = tf.Variable(1.0), tf.Variable(1.0)
-    before = [variable.numpy().tolist() for variable in scaler.variables]
-    for factor in (0.3, math.inf):
-        with tf.GradientTape() as tape:
-            loss = weight * weight * factor
-            assert scaler.scale(loss) is loss
-        grads = tape.gradient(loss, [weight])
-        assert scaler.unscale(optimizer, grads)[0] is grads[0]
-        scaler.step(optimizer, zip(grads, [weight], strict=True))
-        scaler.update()
-        with tf.GradientTape() as tape:
-            loss = plain_weight * plain_weight * factor
-        plain.apply_gradients([(tape.gradient(loss, plain_weight), plain_weight)])
-        assert float(weight) == float(plain_weight)
-    assert math.isinf(float(weight))
-    assert [variable.numpy().tolist() for variable in scaler.variables] == before
-    assert (scaler.state_dict(), float(scaler.loss_scale), bool(scaler.last_step_finite)) == ({}, 1.0, True)
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_new_scale_is_set_and_the_steps_are_counted(compiled: bool) -> None:
-    scaler, weight, optimizer = tfmp.GradScaler(8), tf.Variable(0.0), _sgd()
-
-    def iterate(grad: tf.Tensor, new_scale: tf.Tensor) -> None:
-        scaler.step(optimizer, [(grad, weight)])
-        scaler.update(new_scale)
-
-    run = tf.function(iterate) if compiled else iterate
-    run(tf.constant(8.0), tf.constant(32.0))
-    run(tf.constant(math.inf), tf.constant(16.0))
-    assert (float(weight), float(scaler.loss_scale)) == (-1, 16)
-    assert (int(scaler.applied_steps), int(scaler.skipped_steps)) == (1, 1)
-    for bad in (math.nan, math.inf, 0.5, -8.0):
-        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"scale|finite"):
-            run(tf.constant(16.0), tf.constant(bad))
-        # If the scale is refused, the step is not counted, although its gradient was applied before.
-        assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (16, 2)
-        scaler.abandon()
-
-
-@pytest.mark.parametrize(
-    ("new_scale", "error", "message"),
-    [
-        ("8", TypeError, "loss_scale must be a number, got '8'"),
-        (True, TypeError, "loss_scale must be a number, got True"),
-        (math.nan, ValueError, "loss_scale must be finite, got nan"),
-        (-8, ValueError, "loss_scale must be a float32 number of at least 1, got -8"),
-        (2.0**30, ValueError, "loss_scale must not be greater than max_loss_scale, got 1073741824.0"),
-    ],
-)
-def test_new_scale_out_of_range_is_refused_before_anything_changes(
-    new_scale: Any, error: type[Exception], message: str
-) -> None:
-    manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, max_loss_scale=1024)
-    scaler = tfmp.GradScaler(manager=manager)
-    scaler.step(_sgd(), [(tf.constant(8.0), tf.Variable(0.0))])
-    with pytest.raises(error, match=message):
-        scaler.update(new_scale)
-    assert (float(scaler.loss_scale), int(scaler.attempted_steps)) == (8, 0)
-    # The next update still counts the step.
-    scaler.update()
-    assert int(scaler.applied_steps) == 1
-
-
-@pytest.mark.parametrize("manager", [tfmp.FixedLossScaleManager, lambda scale: tfmp.LogMaxLossScaleManager()])
-def test_scale_of_other_managers_cannot_be_set(manager: Callable[[float], tfmp.LossScaleManager]) -> None:
-    with pytest.raises(NotImplementedError, match="cannot be set: use a tfmp"):
-        tfmp.GradScaler(manager=manager(8)).update(16)
-
-
-def test_manager_gets_the_largest_magnitude_of_all_optimizers() -> None:
-    scaler = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager())
-    alone = tfmp.LogMaxLossScaleManager()
-    for _ in range(2):
-        for magnitude in (4.0, 64.0, 1.0):
-            scaler.step(_sgd(), [(scaler.scale(magnitude), tf.Variable(0.0))])
-        scaler.update()
-        alone.update_loss_scale(tf.constant(True), tf.constant(64.0))
-        # The magnitude is that of this iteration, not of all iterations before.
-        assert float(scaler.loss_scale) == float(alone.get_loss_scale())
-    scaler.step(_sgd(), [(scaler.scale(1.0), tf.Variable(0.0))])
-    scaler.update()
-    alone.update_loss_scale(tf.constant(True), tf.constant(1.0))
-    assert scaler.state_dict() == alone.state_dict()
-
-
-def test_steps_are_counted_per_iteration_and_overflows_per_optimizer() -> None:
-    scaler, first, second = tfmp.GradScaler(8), tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
-    optimizers = [_sgd(), _sgd()]
-    for grad in (8.0, math.nan, math.inf):
-        scaler.step(optimizers[0], [(tf.constant(8.0), first)])
-        scaler.step(optimizers[1], [(tf.constant(grad), second)])
-        scaler.update()
-    assert not scaler.last_step_finite
-    counts = (scaler.attempted_steps, scaler.applied_steps, scaler.skipped_steps, scaler.consecutive_skipped_steps)
-    assert [int(count) for count in counts] == [3, 1, 2, 2]
-    # Unscaled, the gradients of 8 are 1, 1 and 2, because the scale has halved before the last step.
-    assert (float(first), float(second)) == (-4, -1)
-    reports = {report.names[0]: report.steps.numpy().tolist() for report in scaler.overflow_reports()}
-    assert reports == {"first:0": [0], "second:0": [2]}
-
-
-@pytest.mark.parametrize(("overflow_drops", "expected"), [("window", 0.0), ("micro_batch", -2.0)])
+@IN_ALL_WAYS
+@pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_mean_of_a_window_is_clipped_and_applied_as_overflow_drops_says(
-    overflow_drops: str, expected: float, enabled: bool, compiled: bool
+@pytest.mark.parametrize("steps", [True, False], ids=["stepped", "dropped"])
+def test_mean_of_a_window_is_clipped_and_applied_or_dropped(
+    steps: bool, overflow_drops: Any, enabled: bool, way: str
 ) -> None:
-    scaler, weight, optimizer = tfmp.GradScaler(8, enabled=enabled), tf.Variable(0.0), _sgd()
+    scaler, weight, optimizer = tfmp.GradScaler(64, enabled=enabled), tf.Variable(0.0), sgd()
     accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops)
 
-    def window(grads: tf.Tensor) -> None:
+    @WAYS[way]
+    def window(grads: tf.Tensor) -> tf.Tensor:
         for grad in tf.unstack(grads):
             accumulator.add([scaler.scale(grad)], scaler.loss_scale)
         (mean,) = scaler.unscale(optimizer, accumulator)
-        scaler.step(optimizer, [(tf.clip_by_value(mean, -2.0, 2.0), weight)])
+        if steps:
+            scaler.step(optimizer, [(tf.clip_by_value(mean, -2.0, 2.0), weight)])
         scaler.update()
+        return mean
 
-    run = tf.function(window) if compiled else window
-    run(tf.constant([6.0, math.inf]))
-    assert float(weight) == expected
-    assert float(scaler.loss_scale) == (4 if enabled else 1)
-    run(tf.constant([1.0, 2.0]))
-    assert float(weight) == expected - 1.5
-
-
-class _Kind(enum.IntEnum):
-    """What an iteration does with an optimizer."""
-
-    NOTHING = 0
-    STEP = 1
-    UNSCALE_AND_STEP = 2
-    UNSCALE_AND_DROP = 3
+    means = [float(window(tf.constant(grads))) for grads in ([1.0, 2.0], [6.0, math.inf], [2.0, 4.0])]
+    assert means == [1.5, 6, 3]
+    applied = [1.5, 2.0 * (overflow_drops == "micro_batch"), 2.0]
+    assert (float(weight), float(scaler.loss_scale)) == (-sum(applied) * steps, 32 if enabled else 1)
+    assert float(accumulator.tried) == 0
+    # Without the micro-batch that overflowed the window can be applied, so that nothing is skipped.
+    skipped = overflow_drops == "window"
+    assert counts(scaler)[:2] == [(3 - skipped) * steps * enabled, skipped * enabled]
 
 
-@functools.cache
-def _cached_training() -> tuple[tfmp.GradScaler, Callable[[tf.Tensor, tf.Tensor], None], list[tf.Variable]]:
-    scaler = tfmp.GradScaler(64, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
-    weights, optimizers = [tf.Variable(0.0) for _ in range(3)], [_sgd() for _ in range(3)]
-
-    @tf.function
-    def iterate(grads: tf.Tensor, kinds: tf.Tensor) -> None:
-        for index, (weight, optimizer) in enumerate(zip(weights, optimizers, strict=True)):
-            scaled, kind = scaler.scale(grads[index]), kinds[index]
-            if kind == _Kind.STEP:
-                scaler.step(optimizer, [(scaled, weight)])
-            elif kind != _Kind.NOTHING:
-                (grad,) = scaler.unscale(optimizer, [scaled])
-                if kind == _Kind.UNSCALE_AND_STEP:
-                    scaler.step(optimizer, [(grad, weight)])
-        scaler.update()
-
-    return scaler, iterate, weights
-
-
-_ONE_OPTIMIZER = st.tuples(st.sampled_from(_Kind), st.sampled_from([1.0, -2.0, math.inf, math.nan]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.lists(_ONE_OPTIMIZER, min_size=3, max_size=3).filter(lambda each: any(kind for kind, _ in each)), max_size=8
-    )
+@pytest.mark.parametrize(
+    ("dtype", "detector", "values", "weight", "scale"),
+    [
+        # The sum of finite micro-batches overflows the type of the mean.
+        (tf.float16, None, (70000.0, 70000.0), 0, 32),
+        (tf.float16, None, (2.0, 2.0), -2, 64),
+        # The detector has looked at the micro-batches: of the mean only finiteness is asked.
+        (tf.float32, tfmp.SaturationDetector(), (2048.0, 2048.0), -2048, 64),
+    ],
 )
-def test_scale_moves_by_the_rule_of_torch(iterations: list[list[tuple[_Kind, float]]]) -> None:
-    scaler, iterate, weights = _cached_training()
-    scaler.load_state_dict({"loss_scale": 64, "good_steps": 0, "bad_steps": 0})
-    for weight in weights:
-        weight.assign(0.0)
-    scale, growth_tracker, expected = 64.0, 0, [0.0] * 3
-    applied, skipped = int(scaler.applied_steps), int(scaler.skipped_steps)
-    for optimizers in iterations:
-        iterate(tf.constant([grad for _, grad in optimizers]), tf.constant([int(kind) for kind, _ in optimizers]))
-        finite = all(math.isfinite(grad) for kind, grad in optimizers if kind)
-        growth_tracker = growth_tracker + 1 if finite else 0
-        if not finite:
-            scale = max(1.0, scale * 0.25)
-        elif growth_tracker == 2:
-            scale, growth_tracker = scale * 4.0, 0
-        stepped = [kind in (_Kind.STEP, _Kind.UNSCALE_AND_STEP) for kind, _ in optimizers]
-        for index, (_, grad) in enumerate(optimizers):
-            if stepped[index] and math.isfinite(grad):
-                expected[index] -= grad
-        applied, skipped = applied + (finite and any(stepped)), skipped + (not finite)
-        state = scaler.state_dict()
-        assert (state["loss_scale"], state["good_steps"]) == (scale, growth_tracker)
-        assert (int(scaler.applied_steps), int(scaler.skipped_steps)) == (applied, skipped)
-        assert [float(weight) for weight in weights] == expected
+@pytest.mark.parametrize("steps", [True, False])
+def test_mean_of_a_window_is_only_checked_for_finiteness(
+    steps: bool, dtype: Any, detector: Any, values: Any, weight: float, scale: float
+) -> None:
+    scaler, variable = tfmp.GradScaler(64, overflow_detector=detector), tf.Variable(0.0, dtype=dtype)
+    accumulator, optimizer = tfmp.GradientAccumulator([variable], 2), sgd()
+    for value in values:
+        accumulator.add([tf.constant(value)])
+    grads = scaler.unscale(optimizer, accumulator)
+    if steps:
+        scaler.step(optimizer, zip(grads, [variable], strict=True))
+    scaler.update()
+    assert (float(variable), float(scaler.loss_scale)) == (weight * steps, scale)
+
+
+@pytest.mark.parametrize("others", ["scaled", "unscaled", "window"])
+def test_window_steps_together_with_other_gradients(others: str) -> None:
+    settings = {"overflow_detector": tfmp.SaturationDetector(1024.0)}
+    scaler, optimizers = tfmp.GradScaler(8, **settings), [sgd(), sgd()]
+    weights, seen = [tf.Variable(0.0, name=name) for name in ("plain", "also", "of_window")], []
+
+    def mean(index: int, variables: list[Any], *micro_batches: list[tf.Tensor]) -> list[Any]:
+        accumulator = tfmp.GradientAccumulator(variables, len(micro_batches), overflow_drops="micro_batch", **settings)
+        for grads in micro_batches:
+            accumulator.add(grads, scaler.loss_scale)
+        return scaler.unscale(optimizers[index], accumulator)
+
+    # The plain gradient of the last step is saturated.
+    for plain, of_window in ((1.0, 2.0), (1.0, math.inf), (math.nan, 2.0), (600.0, 2.0)):
+        of_second = mean(1, weights[2:], [scaler.scale(of_window)], [scaler.scale(4.0)])
+        of_first = [scaler.scale(plain), scaler.scale(1.0)]
+        if others != "scaled":
+            of_first = mean(0, weights[:2], of_first) if others == "window" else scaler.unscale(optimizers[0], of_first)
+        steps = [
+            (optimizers[0], zip(of_first, weights[:2], strict=True)),
+            (optimizers[1], [(of_second[0], weights[2])]),
+        ]
+        scaler.step_all(steps)
+        scaler.update()
+        seen.append((float(scaler.loss_scale), bool(scaler.last_step_applied), bool(scaler.last_step_finite)))
+    assert seen == [(8, True, True), (4, True, False), (2, False, False), (1, False, False)]
+    assert [float(weight) for weight in weights] == [-2, -2, -7]
+    reports = [(report.names, report.steps.numpy().tolist()) for report in scaler.overflow_reports()]
+    assert reports == [(["plain:0", "also:0", "of_window:0"], [2, 0, 1])]
 
 
 def test_replicas_accumulate_in_a_python_loop(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
-        scaler, optimizer, weight = tfmp.GradScaler(8), _sgd(), tf.Variable(0.0)
+        scaler, optimizer, weight = tfmp.GradScaler(8), sgd(), tf.Variable(0.0)
         accumulator = tfmp.GradientAccumulator([weight], accumulation_steps=2)
 
     def add(factor: tf.Tensor) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        with tf.GradientTape() as tape:
-            scaled = scaler.scale(weight * factor * tf.gather([0.5, 1.5], replica))
-        accumulator.add([tape.gradient(scaled, weight)], scaler.loss_scale)
+        accumulator.add([scaler.scale(factor * tf.gather([0.5, 1.5], replica))], scaler.loss_scale)
 
     def take_step() -> None:
         scaler.step(optimizer, zip(scaler.unscale(optimizer, accumulator), [weight], strict=True))
@@ -397,5 +266,227 @@ def test_replicas_accumulate_in_a_python_loop(two_replicas: tf.distribute.Mirror
     assert seen == [(-4, 8), (-4, 4), (-8, 4)]
 
 
+def test_workers_that_overflow_and_drop_the_step_lower_the_scale() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        scaler, optimizer = tfmp.GradScaler(64), sgd()
+    for grad, scale in [(math.inf, 32), (1.0, 32)]:
+        strategy.run(lambda grad=grad: scaler.unscale(optimizer, [scaler.scale(grad)]))
+        scaler.update()
+        assert float(scaler.loss_scale) == scale
+
+
 def test_losses_of_a_generator_are_scaled_as_a_list() -> None:
     assert [float(loss) for loss in tfmp.GradScaler(8).scale(loss for loss in (1.0, 2.0))] == [8, 16]
+
+
+def test_settings_of_the_rule_can_be_read() -> None:
+    scaler = tfmp.GradScaler(8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=7)
+    read = [scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()]
+    assert (float(scaler.get_scale()), *read, scaler.is_enabled()) == (8.0, 4.0, 0.25, 7, True)
+    of_manager = tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager(incr_every_n_steps=5))
+    assert of_manager.get_growth_interval() == 5
+
+
+@IN_BOTH_WAYS
+def test_scale_in_a_tensor_is_checked_when_it_is_set(way: str) -> None:
+    training = Training(tfmp.GradScaler(8))
+
+    @WAYS[way]
+    def iterate(new_scale: tf.Tensor) -> None:
+        training.step(training.scaled())
+        training.scaler.update(new_scale)
+
+    for bad in (math.nan, math.inf, 0.5, -8.0):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"scale|finite"):
+            iterate(tf.constant(bad))
+        # The step is not counted, although its gradients were applied before.
+        assert (float(training.scaler.loss_scale), int(training.scaler.attempted_steps)) == (8, 0)
+        training.scaler.abandon()
+
+
+#: Calls of an iteration, and the largest magnitude that the manager gets.
+_MAGNITUDES: dict[str, tuple[Callable[[Training], Any], float]] = {
+    "of all optimizers": (
+        lambda t: [t.scaler.step(sgd(), [(t.scaler.scale(each), tf.Variable(0.0))]) for each in (4.0, 64.0, 1.0)],
+        64,
+    ),
+    "before clipping": (lambda t: t.step([tf.minimum(each, 0.5) for each in t.unscale(t.scaled(16.0))]), 16),
+    "of a dropped step": (lambda t: t.unscale(t.scaled(32.0)), 32),
+    "of optimizers together": (
+        lambda t: t.scaler.step_all(
+            [
+                (t.optimizer, [(t.unscale(t.scaled(2.0))[1], t.weights[1])]),
+                (sgd(), [(t.scaler.scale(128.0), t.weights[0])]),
+            ]
+        ),
+        128,
+    ),
+    "of an iteration that is given up": (lambda t: (t.unscale(t.scaled(256.0)), t.scaler.abandon()), 256),
+}
+
+
+def test_manager_gets_the_largest_magnitude_of_each_iteration() -> None:
+    training, alone = Training(tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager())), tfmp.LogMaxLossScaleManager()
+    for name, (calls, magnitude) in _MAGNITUDES.items():
+        calls(training)
+        if "given up" not in name:
+            training.scaler.update()
+        alone.update_loss_scale(tf.constant(True), tf.constant(magnitude, tf.float32))
+        assert training.scaler.state_dict() == alone.state_dict(), name
+
+
+def test_steps_are_counted_per_iteration_and_overflows_per_optimizer() -> None:
+    scaler, optimizers = tfmp.GradScaler(8), [sgd(), sgd()]
+    first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+    for grad in (8.0, math.nan, math.inf):
+        scaler.step(optimizers[0], [(tf.constant(8.0), first)])
+        scaler.step(optimizers[1], [(tf.constant(grad), second)])
+        scaler.update()
+    assert (counts(scaler), int(scaler.attempted_steps), bool(scaler.last_step_finite)) == ([1, 2, 2], 3, False)
+    # Unscaled, the gradients of 8 are 1, 1 and 2, because the scale has halved before the last step.
+    assert (float(first), float(second)) == (-4, -1)
+    reports = {report.names[0]: report.steps.numpy().tolist() for report in scaler.overflow_reports()}
+    assert reports == {"first:0": [0], "second:0": [2]}
+
+
+class _Recorder(tfmp.NonFiniteDetector):
+    """Keeps how many gradients it read at each check."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+        self.read.append(sum(grad is not None for grad in grads))
+        return super().all_finite(grads, loss_scale)
+
+
+@IN_BOTH_WAYS
+@pytest.mark.parametrize(
+    ("change", "read", "values"),
+    [
+        pytest.param(None, [2], [-1, 0, -2], id="not unscaled"),
+        pytest.param(lambda first, rows: [first, rows], [2], [-1, 0, -2], id="unchanged"),
+        pytest.param(lambda first, rows: [first * 2, rows], [2, 1], [-2, 0, -2], id="one changed"),
+        pytest.param(
+            lambda first, rows: tf.clip_by_global_norm([first, rows], 1e6)[0], [2, 2], [-1, 0, -2], id="both changed"
+        ),
+        pytest.param(lambda first, rows: [first * math.inf, rows], [2, 1], [0, 0, 0], id="overflow of the user"),
+    ],
+)
+def test_gradients_are_read_once_if_they_are_not_changed(
+    change: Callable[..., Any] | None, read: list[int], values: list[float], way: str
+) -> None:
+    detector, optimizer = _Recorder(), sgd()
+    scaler, weights = tfmp.GradScaler(8, overflow_detector=detector), [*map(tf.Variable, (0.0, 0.0, [0.0, 0.0]))]
+
+    @WAYS[way]
+    def iterate(first: tf.Tensor) -> None:
+        grads = [first, None, tf.IndexedSlices(tf.constant([16.0]), tf.constant([1]), tf.constant([2]))]
+        if change is not None:
+            unscaled = scaler.unscale(optimizer, grads)
+            grads[0], grads[2] = change(unscaled[0], unscaled[2])
+        scaler.step(optimizer, zip(grads, weights, strict=True))
+        scaler.update()
+
+    iterate(tf.constant(8.0))
+    assert detector.read == read
+    assert [*map(float, weights[:2]), float(weights[2][1])] == values
+
+
+class _Fused:
+    """Unscales and skips by itself, in one assignment."""
+
+    def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
+        return tf.group(
+            *(
+                variable.assign_sub(tf.where(finite, grad / loss_scale, tf.zeros_like(grad)))
+                for grad, variable in grads_and_vars
+            )
+        )
+
+
+@IN_BOTH_WAYS
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
+def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool, enabled: bool, way: str) -> None:
+    scaler, fused, ordinary = tfmp.GradScaler(8, enabled=enabled), _Fused(), sgd()
+    assert isinstance(fused, tfmp.grad_scaler.ScaledGradientsOptimizer)
+    weights = [tf.Variable(0.0) for _ in range(3)]
+
+    @WAYS[way]
+    def iterate(grads: tf.Tensor) -> None:
+        own, other = tf.unstack(scaler.scale(grads))
+        if unscales:
+            (own,) = scaler.unscale(fused, [own])
+        scaler.step_all([(fused, [(None, weights[2]), (own, weights[0])]), (ordinary, [(other, weights[1])])])
+        scaler.update()
+
+    for grads in ([1.0, 2.0], [1.0, math.inf], [math.nan, 1.0], [4.0, 4.0])[: 4 if enabled else 1]:
+        iterate(tf.constant(grads))
+    assert [float(weight) for weight in weights] == ([-5, -6, 0] if enabled else [-1, -2, 0])
+    assert float(scaler.loss_scale) == (2 if enabled else 1)
+
+
+def test_optimizer_that_skips_itself_divides_by_1_beside_the_window_of_a_disabled_scaler() -> None:
+    scaler, fused, ordinary = tfmp.GradScaler(8, enabled=False), _Fused(), sgd()
+    weights = [tf.Variable(0.0), tf.Variable(0.0)]
+    accumulator = tfmp.GradientAccumulator(weights[1:], 1)
+    accumulator.add([tf.constant(3.0)])
+    mean = scaler.unscale(ordinary, accumulator)
+    scaler.step_all([(fused, [(tf.constant(2.0), weights[0])]), (ordinary, zip(mean, weights[1:], strict=True))])
+    assert [float(weight) for weight in weights] == [-2, -3]
+
+
+def _noting(base: Any) -> Any:
+    """Return an optimizer of a subclass that notes what it is called with."""
+
+    class Noting(base):
+        def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
+            self.called = [variable for _, variable in grads_and_vars], kwargs
+            return None
+
+    return Noting(1.0) if base is not object else Noting()
+
+
+@pytest.mark.parametrize("host", [*_ALL_HOSTS, "own"])
+def test_optimizer_is_called_with_the_users_arguments_and_the_pairs_that_it_may_get(host: str) -> None:
+    noting, scaler = _noting(object if host == "own" else type(sgd(1.0, host))), tfmp.GradScaler(8)
+    without, trained = tf.Variable(0.0), tf.Variable(0.0)
+    for kwargs in ({"name": "step"}, {}):
+        scaler.step(noting, [(None, without), (tf.constant(8.0), trained)], **kwargs)
+        scaler.update()
+        variables, given = noting.called
+        assert given == kwargs
+        assert [each is trained for each in variables] == [True]
+
+
+@pytest.mark.parametrize("host", _ALL_HOSTS)
+@pytest.mark.parametrize("prepares", [True, False])
+def test_optimizer_that_first_steps_in_a_later_trace_must_be_prepared(host: str, prepares: bool) -> None:
+    scaler, optimizers = tfmp.GradScaler(8), [sgd(0.5, host, momentum=0.5) for _ in range(2)]
+    weights, traces = [tf.Variable(1.0, name=name) for name in ("first", "second")], []
+
+    @tf.function
+    def iterate(index: int) -> None:
+        traces.append(index)
+        scaler.scale(tf.constant(0.0))
+        scaler.step(optimizers[index], [(tf.constant(8.0), weights[index])])
+        scaler.update()
+
+    if prepares:
+        scaler.prepare(optimizers[1], weights[1:])
+    iterate(0)
+    if not prepares and host != "keras3":
+        message = "has no variables yet for second:0, and a tf.function makes none|Creating variables on a non-first"
+        with pytest.raises(ValueError, match=message):
+            iterate(1)
+        return
+    # The optimizers of Keras 3 are built in any trace.
+    for _ in range(2):
+        iterate(1)
+    assert [float(weight) for weight in weights] == [0.5, -0.25]
+    assert traces[-1] == 1
+    if host == "keras3":
+        assert traces == [0, 1]
+        assert [each.path.split("/")[-1] for each in optimizers[0].variables[2:]] == ["first_0_momentum"]

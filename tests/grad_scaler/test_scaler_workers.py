@@ -1,12 +1,12 @@
 """A scaler whose workers train together: when it averages their gradients, and when they must agree."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from recording_adapters import numbers
+from scaler_loops import Training
 from stand_in_horovod import run_horovod
 
 import tfmp
@@ -32,51 +32,53 @@ class _Workers(SingleProcess):
         return super().agree(usable, max_abs, grads, names)
 
 
-class _Training:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, enabled: bool = True, is_distributed: bool = True) -> None:
-        self.workers, self.weight = _Workers(), tf.Variable(0.0)
-        self.optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-        self.scaler = tfmp.GradScaler(8, enabled=enabled, is_distributed=is_distributed)
-        monkeypatch.setattr(self.scaler._scaler, "distribution", lambda: self.workers)
-
-    def step(self, grads: Gradients) -> float:
-        self.scaler.step(self.optimizer, zip(grads, [self.weight, tf.Variable(0.0)], strict=True))
-        self.scaler.update()
-        return float(self.weight)
+def _training(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[Training, _Workers]:
+    training, workers = Training(tfmp.GradScaler(8, **settings)), _Workers()
+    monkeypatch.setattr(training.scaler._scaler, "distribution", lambda: workers)
+    return training, workers
 
 
-@pytest.mark.parametrize(("enabled", "weight"), [(True, -1.0), (False, -8.0)])
+@pytest.mark.parametrize(("enabled", "mean"), [(True, 1.0), (False, 8.0)])
 @pytest.mark.parametrize("unscales", [False, True])
 def test_gradients_are_averaged_once_whether_they_are_unscaled_before_or_not(
-    enabled: bool, weight: float, unscales: bool, monkeypatch: pytest.MonkeyPatch
+    enabled: bool, mean: float, unscales: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = _Training(monkeypatch, enabled=enabled)
+    training, workers = _training(monkeypatch, enabled=enabled, is_distributed=True)
     grads = [tf.constant(16.0), None]
     if unscales:
-        grads = training.scaler.unscale(training.optimizer, grads)
-        assert numbers(grads) == [-weight, None]
-    assert training.step(grads) == weight
-    assert training.workers.averaged == [([16, None], ["gradient 0", "gradient 1"], None)]
+        grads = training.unscale(grads)
+        assert numbers(grads) == [mean, None]
+    training.step(grads)
+    assert float(training.weights[0]) == 1 - mean / 2
+    assert workers.averaged == [([16, None], ["gradient 0", "gradient 1"], None)]
     # Workers that check nothing need not agree.
-    assert training.workers.agreed == [True] * enabled * (2 if unscales else 1)
+    assert workers.agreed == [True] * enabled * (2 if unscales else 1)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_mean_of_a_window_is_averaged_when_it_is_unscaled(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = _Training(monkeypatch, enabled=enabled)
-    accumulator = tfmp.GradientAccumulator([training.weight, tf.Variable(0.0)], 2)
+    training, workers = _training(monkeypatch, enabled=enabled, is_distributed=True)
+    accumulator = tfmp.GradientAccumulator(training.weights, 2)
     for grad in (1.0, 3.0):
         accumulator.add([tf.constant(grad), None])
-    grads = training.scaler.unscale(training.optimizer, accumulator)
+    grads = training.unscale(accumulator)
     assert numbers(grads) == [1, None]
-    assert training.step(grads) == -1
-    assert training.workers.averaged == [([2, None], ["gradient 0", "gradient 1"], None)]
+    training.step(grads)
+    assert float(training.weights[0]) == 0.5
+    assert workers.averaged == [([2, None], ["gradient 0", "gradient 1"], None)]
 
 
-def test_workers_that_train_apart_average_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = _Training(monkeypatch, is_distributed=False)
-    assert training.step([tf.constant(8.0), None]) == -1
-    assert training.workers.averaged == []
+def test_workers_that_train_apart_average_nothing_and_need_no_strategy_if_nothing_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, workers = _training(monkeypatch)
+    training.step([tf.constant(8.0), None])
+    assert (float(training.weights[0]), workers.averaged) == (0.5, [])
+    training, _ = _training(monkeypatch, enabled=False)
+    # A strategy that tfmp does not support would be refused here.
+    monkeypatch.setattr(training.scaler._scaler, "distribution", lambda: pytest.fail("the strategy was looked up"))
+    training.step(training.unscale([tf.constant(1.0), None]))
+    assert float(training.weights[0]) == 0.5
 
 
 @pytest.mark.parametrize("is_distributed", [True, False])
@@ -88,22 +90,3 @@ def test_setting_decides_whether_processes_of_horovod_train_together(
     assert repr(scaler._scaler.distribution()) == ("Horovod()" if is_distributed else "SingleProcess()")
     scaler._scaler.worker_average.warn_if_missing()
     assert ("nothing averages the gradients" in caplog.text) is not is_distributed
-
-
-def test_disabled_scaler_asks_for_no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = _Training(monkeypatch, enabled=False, is_distributed=False)
-    # A strategy that tfmp does not support would be refused here.
-    monkeypatch.setattr(training.scaler._scaler, "distribution", lambda: pytest.fail("the strategy was looked up"))
-    (grad,) = training.scaler.unscale(training.optimizer, [tf.constant(2.0)])
-    assert training.step([grad, None]) == -2
-
-
-def test_update_in_the_scope_of_a_strategy_is_outside_of_its_replicas(
-    two_replicas: tf.distribute.MirroredStrategy,
-) -> None:
-    optimizer, scaler = tf.compat.v1.train.GradientDescentOptimizer(1.0), tfmp.GradScaler(8)
-    with two_replicas.scope():
-        weight = tf.Variable(0.0)
-        two_replicas.run(lambda: scaler.step(optimizer, [(tf.constant(math.inf), weight)]))
-        scaler.update()
-    assert float(scaler.loss_scale) == 4

@@ -1,5 +1,8 @@
 """What tests of recomputation look for among the ops of a graph."""
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -17,3 +20,21 @@ def needed_for(op: tf.Operation) -> list[tf.Operation]:
 def read_for(grad: tf.Tensor) -> set[str]:
     """Return the names of the ops that read variables before a gradient is known."""
     return {op.name for op in needed_for(grad.op) if op.type == "ReadVariableOp"}
+
+
+def ops_of_a_gradient(
+    block: Callable[[tf.Tensor], tf.Tensor], x: tf.TensorSpec
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Return the ops that a call of a block adds to a function, and those that its gradient for `x` adds."""
+    marks: list[int] = []
+
+    def gradient(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = block(x)
+            loss = tf.sin(y)
+        marks.append(len(tf.compat.v1.get_default_graph().get_operations()))
+        return tape.gradient(loss, x)
+
+    operations = tf.function(gradient).get_concrete_function(x).graph.get_operations()
+    return operations[: marks[-1]], operations[marks[-1] :]

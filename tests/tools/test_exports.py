@@ -1,11 +1,13 @@
 """Exported steps and trainings run alike where there is no TensorFlow, on JAX."""
 
 import contextlib
+import functools
 import io
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +28,20 @@ _KINDS = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write the programs of all kinds, and return their folders."""
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that returns the folder of a kind of programs, which it writes once."""
     pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221 has")
     from tools import export_step, export_training
 
-    made = {kind: tmp_path_factory.mktemp("programs") / "programs" for kind in _KINDS}
-    for kind, (options, _) in _KINDS.items():
+    @functools.cache
+    def folder_of(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("exported") / "programs"
         tool: Any = export_training if kind == "trainings" else export_step
         with contextlib.redirect_stdout(io.StringIO()):
-            assert tool.main([str(made[kind]), *options.split()]) == 0
-    return made
+            assert tool.main([str(folder), *_KINDS[kind][0].split()]) == 0
+        return folder
+
+    return folder_of
 
 
 def _run(kind: str, folder: Path, *options: str) -> tuple[int, str]:
@@ -46,23 +51,22 @@ def _run(kind: str, folder: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("kind", ["steps", "steps for CPUs"])
-def test_programs_take_the_right_steps_on_jax(kind: str, folders: dict[str, Path]) -> None:
-    status, shown = _run(kind, folders[kind])
+def test_programs_take_the_right_steps_on_jax(kind: str, folder_of: Callable[[str], Path]) -> None:
+    status, shown = _run(kind, folder_of(kind))
     assert (status, shown.splitlines()[-1]) == (0, "all programs took the right steps")
 
 
-def test_programs_train_alike_on_jax(folders: dict[str, Path], tmp_path: Path) -> None:
-    status, shown = _run("trainings", folders["trainings"], "--optimized", str(tmp_path))
+def test_programs_train_alike_on_jax(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    status, shown = _run("trainings", folder_of("trainings"), "--optimized", str(tmp_path))
     assert (status, shown.splitlines()[-1]) == (0, "all programs trained alike")
-    rows = {
-        row[0]: row for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()) if row
-    }
+    table = ([cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines())
+    rows = {row[0]: row for row in table if row}
     # A loss scale of 2**40 is halved in 20 steps and more, in both wrappers.
     assert rows["float16, tfmp"][10] == rows["float16, Keras 3"][10]
     assert int(rows["float16, tfmp"][10]) > 20
     assert "f16" in (tmp_path / "float16-tfmp.txt").read_text()
     # Nothing but the rounding of products differs here, and XLA writes the default in fewer bytes.
-    exact, rounded = (folders["trainings"] / f"{name}.hlo" for name in ("float32", "tensorfloat-32"))
+    exact, rounded = (folder_of("trainings") / f"{name}.hlo" for name in ("float32", "tensorfloat-32"))
     assert exact.read_bytes() != rounded.read_bytes()
 
 
@@ -74,17 +78,20 @@ def _without_skips(entries: list[dict[str, Any]], folder: Path, kind: str) -> li
         learning_rate = next(place for place, each in enumerate(plain["variables"]) if each["shape"] == [])
         return [plain, plain | {"wrapper": scaled["wrapper"], "loss_scale": learning_rate}]
     (folder / "sgd-keras3.hlo").write_bytes((folder / "sgd-bare.hlo").read_bytes())
-    rows = {row["file"]: row for row in entries if row["file"].startswith("sgd")}
-    kept = {name: rows["sgd-bare.hlo"][name] for name in ("variables", "weights", "updates")}
-    return [*(rows | {"sgd-keras3.hlo": rows["sgd-keras3.hlo"] | kept}).values()]
+    rows = [row for row in entries if row["file"].startswith("sgd")]
+    bare, other = (next(row for row in rows if row["file"] == f"sgd-{name}.hlo") for name in ("bare", "keras3"))
+    other.update({name: bare[name] for name in ("variables", "weights", "updates")})
+    return rows
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("steps", "WRONG: SGD, skipped, Keras 3: wrong weights"), ("trainings", "WRONG: float16, tfmp: ")],
 )
-def test_a_program_that_does_not_skip_is_named(kind: str, said: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = shutil.copytree(folders[kind], tmp_path / "programs")
+def test_a_program_that_does_not_skip_is_named(
+    kind: str, said: str, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folder_of(kind), tmp_path / "programs")
     entries = json.loads((folder / "programs.json").read_text())
     (folder / "programs.json").write_text(json.dumps(_without_skips(entries, folder, kind)))
     status, shown = _run(kind, folder)

@@ -108,16 +108,6 @@ def test_gradients_of_a_transformer_are_those_of_float32(way: str, dtype: str) -
         assert _relative_error(within, grads) == 0
 
 
-def test_products_of_a_transformer_compute_in_half_precision_and_its_loss_in_float32() -> None:
-    step = tf.function(lambda model: _step_of_transformer(model, tfmp.autocast())[0])
-    operations = step.get_concrete_function(_Transformer()).graph.get_operations()
-    products = [op for op in operations if op.type in ("MatMul", "BatchMatMulV2", "Einsum")]
-    assert len(products) > 12
-    assert {op.outputs[0].dtype for op in products} == {tf.float16}
-    softmax = [op.inputs[0].dtype for op in operations if op.type == "SparseSoftmaxCrossEntropyWithLogits"]
-    assert softmax == [tf.float32]
-
-
 @pytest.mark.parametrize("way", ["eager", "function"])
 def test_recipe_of_torch_trains_a_transformer_as_float32_does(way: str) -> None:
     def trained(way: Way, scope: Any, scaler: tfmp.GradScaler) -> tuple[list[Any], list[float]]:

@@ -102,8 +102,8 @@ def _beside(other: Callable[[Any], Any]) -> _Code:
 
 def _beginning_with(other: Callable[[Any], Any]) -> _Code:
     def code(x: Any, _: Any, w: Any) -> Any:
-        half = lambda: tf.reshape((x @ x)[:1, :1], []) * tf.ones(np.shape(other(w)))  # noqa: E731
-        return tf.while_loop(lambda i, total: i < 3, lambda i, total: (i + 1, half() * 1.0), [0, other(w)])[1]
+        half = lambda: tf.fill(getattr(other(w), "shape", ()), (x @ x)[0, 0])  # noqa: E731
+        return tf.while_loop(lambda i, total: i < 3, lambda i, total: (i + 1, half()), [0, other(w)])[1]
 
     return code
 

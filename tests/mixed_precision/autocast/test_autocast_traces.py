@@ -202,15 +202,6 @@ def test_function_with_a_signature_is_traced_in_its_scope() -> None:
         assert concrete(x=matrix(), count=tf.constant(2))["y"].dtype == tf.float16
 
 
-def test_half_arguments_are_traced_for_themselves() -> None:
-    add = tf.function(lambda x: x + 1.0)
-    add(matrix())
-    add(tf.cast(matrix(), tf.float16))
-    with tfmp.autocast():
-        assert add(matrix() @ matrix()).dtype == tf.float16
-        assert add(tf.exp(matrix() @ matrix())).dtype == tf.float32
-
-
 def test_function_makes_its_variables_in_its_scope() -> None:
     class Dense(tf.Module):
         w: tf.Variable | None = None

@@ -32,6 +32,14 @@ def _subclass(keras: ModuleType, name: str, **fixed: Any) -> Any:
     return Own
 
 
+def _with_another_activation(keras: ModuleType) -> Any:
+    class Own(keras.layers.Dense):  # type: ignore[name-defined] # of any Keras
+        def __init__(self, activation: str = "relu") -> None:
+            super().__init__(2, activation="softmax")
+
+    return Own()
+
+
 #: What resizes images, by the name of its class. XLA cannot compile what Keras 2 does to images that are too small.
 _RESIZING: dict[str, Callable[[ModuleType], Any]] = {
     "UpSampling2D": lambda keras: keras.layers.UpSampling2D(2, interpolation="bilinear"),
@@ -84,6 +92,7 @@ _LAYERS: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
         for name in ("softmax", "log_softmax", "exponential", "relu", "tanh")
         for kind, make in _with_activation(name).items()
     },
+    "class whose own argument means nothing": (_with_another_activation, "O1"),
     "softmax of TensorFlow": (_named("Dense", units=2, activation=tf.nn.softmax), "O1"),
     "relu of TensorFlow": (_named("Dense", units=2, activation=tf.nn.relu), ""),
     "softmax layer": (lambda keras: keras.layers.Dense(2, activation=keras.layers.Softmax()), "O1"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from loops import HOSTS, IN_BOTH_WAYS, Training, sgd
+from scaler_loops import HOSTS, IN_BOTH_WAYS, WAYS, Training, sgd
 
 import tfmp
 
@@ -60,11 +60,23 @@ def _step_in_an_inner_function(training: Training, factor: Any) -> None:
     tf.function(lambda: training.step(clipped))()
 
 
+def _step_with_none_in_an_inner_function(training: Training, factor: Any) -> None:
+    unscaled = training.unscale(training.scaled(factor)[:1])
+    tf.function(lambda: training.step([*unscaled, None]))()
+
+
 def _look_in_a_branch(training: Training, looks: tf.Tensor) -> None:
     grads = training.scaled()
     if looks:
         training.unscale(grads)
     training.step(grads)
+
+
+def _step_in_one_of_two_conditionals(training: Training, unscales: tf.Tensor) -> None:
+    if unscales:
+        training.step(training.unscale(training.scaled()))
+    if not unscales:
+        training.step(training.scaled())
 
 
 def _drop_in_a_branch_with_gradients_of_its_own(training: Training, drops: tf.Tensor) -> None:
@@ -104,6 +116,12 @@ _APPLIED = {
     "zeros stand for None": _Iteration(_step_with(_none_becomes_zeros), (0.5, 2, 1024, 0), [3.0]),
     "an inner function captures the gradients": _Iteration(
         _step_in_an_inner_function, (0.95, 0.5, 1024, 0), [3.0], ["function"], ["tf1"]
+    ),
+    "an inner function gets None": _Iteration(
+        _step_with_none_in_an_inner_function, (0.5, 2, 1024, 0), [3.0], ["function"], ["tf1"]
+    ),
+    "a later conditional steps with its own": _Iteration(
+        _step_in_one_of_two_conditionals, (0, -1, 1024, 0), [True, False]
     ),
     "a branch only looks": _Iteration(_look_in_a_branch, (0, -1, 1024, 0), [True, False]),
     "a branch drops gradients of its own": _Iteration(
@@ -293,19 +311,71 @@ def test_update_forgets_the_gradients() -> None:
     assert [float(weight) for weight in training.weights] == [0.5, 0.5]
 
 
-def test_gradients_of_a_trace_do_not_outlive_it() -> None:
+@pytest.mark.parametrize(
+    ("unscales", "steps"), [("eager", "function"), ("function", "eager"), ("function", "function")]
+)
+def test_unscale_and_step_are_in_one_function_or_both_in_eager_code(unscales: str, steps: str) -> None:
+    training = Training()
+    step = WAYS[steps](training.step)
+
+    @WAYS[unscales]
+    def unscale() -> None:
+        training.unscale(training.scaled())
+        # The step of another optimizer does not use what was found.
+        training.scaler.step(sgd(), [(tf.constant(0.0), training.weights[0])])
+
+    unscale()
+    with pytest.raises(RuntimeError, match=_OUTSIDE):
+        step([tf.constant(1024.0)])
+    training.scaler.update()
+    # Though the function that was traced is still there, what it unscaled is forgotten.
+    step([tf.constant(1024.0)])
+    assert training.state()[:2] == (1, 1.5)
+
+
+def test_update_in_a_function_keeps_what_eager_code_unscaled() -> None:
+    training = Training()
+    unscaled = training.unscale(training.scaled())
+
+    @tf.function
+    def iterate() -> None:
+        training.scaler.step(sgd(), [(tf.constant(0.0), training.weights[0])])
+        training.scaler.update()
+
+    iterate()
+    training.step(unscaled)
+    assert training.state()[:2] == (0.5, 0.5)
+
+
+def test_failed_trace_of_a_function_leaves_no_calls_behind() -> None:
+    training = Training()
+
+    def iterate(labels: tf.Tensor | None) -> None:
+        unscaled = training.unscale(training.scaled())
+        if labels is None:
+            raise ValueError("this batch has no labels")
+        training.step(unscaled)
+        training.scaler.update()
+
+    with pytest.raises(ValueError, match="no labels"):
+        tf.function(iterate)(None)
+    tf.function(iterate)(tf.constant(1.0))
+    assert training.state() == (0.5, 0.5, 1024, 0)
+
+
+def test_unscale_does_not_keep_the_graph_of_its_trace_alive() -> None:
     training, seen = Training(), list[Any]()
 
     @tf.function
     def iterate(factor: tf.Tensor) -> None:
         grads = training.scaled(factor)
-        seen.extend(map(weakref.ref, [*grads, *training.unscale(grads)]))
+        seen.extend(map(weakref.ref, [factor.graph, *grads, *training.unscale(grads)]))
 
     iterate(tf.constant(3.0))
     training.scaler.update()
     del iterate
     gc.collect()
-    assert [each() for each in seen] == [None] * 4
+    assert [each() for each in seen] == [None] * 5
 
 
 @pytest.mark.parametrize("make", [tf.constant, tf.Variable])

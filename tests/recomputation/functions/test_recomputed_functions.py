@@ -1,0 +1,350 @@
+"""Recomputed functions have the results and gradients of the plain ones, in each way in which TensorFlow runs them."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+
+tf1 = tf.compat.v1
+
+#: Makes a function recomputed, or leaves it as it is.
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: Makes a variable of a name and a value.
+Make = Callable[..., tf.Variable]
+#: What a program is: it takes a `Wrap` and the input, and calls functions. And what else it has gradients for.
+Program = tuple[Callable[[Wrap, tf.Tensor], Any], Sequence[Any]]
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
+
+
+_X = _normal(3, 4)
+
+
+def everything(make: Make) -> Program:
+    """Uses all that a gradient may flow to, and takes and returns nests, integers, options and None."""
+    kernel, table = make("kernel", _normal(4, 4)), make("table", _normal(5, 4))
+    fixed, captured = make("fixed", np.float32(2.0), trainable=False), tf.constant(_normal(4) + 1)
+
+    def block(x: tf.Tensor, ids: tf.Tensor, flag: bool, *, scale: float | None = None) -> dict[str, Any]:
+        assert flag is True
+        y = tf.tanh(x @ kernel) * captured * fixed * (scale or 1.0)
+        return {"y": y + tf.gather(table, ids), "next": ids + 1, "others": (y * 2, None, "name")}
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        results = wrap(block)(x, tf.constant([1, 1, 3]), True, scale=0.5)
+        assert results["others"][1:] == (None, "name")
+        return results["y"] ** 2, results["others"][0], tf.cast(results["next"], tf.float32)
+
+    return call, [kernel, table, fixed, captured]
+
+
+def nested(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        inner = wrap(lambda x: tf.tanh(x @ w))
+        outer = wrap(lambda x: inner(tf.exp(inner(x))))
+        return outer(outer(x))
+
+    return call, [w]
+
+
+def captured_in_a_conditional(make: Make) -> Program:
+    w = make("w", np.float32(3.0))
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        captured = tf.exp(x) * w
+        return tf.cond(x[0, 0] > -9, lambda: wrap(lambda x: tf.tanh(x * captured))(x), lambda: x)
+
+    return call, [w]
+
+
+def control_flow_inside(make: Make) -> Program:
+    w = make("w", np.ones(4, np.float32))
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        x = tf.cond(x[0, 0] > 0, lambda: x * w, lambda: tf.exp(x) * w)
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x * w)), (0, x), maximum_iterations=3)[1]
+
+    return lambda wrap, x: wrap(block)(x), [w]
+
+
+def in_a_loop(make: Make) -> Program:
+    w = make("w", np.ones(4, np.float32))
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        block = wrap(lambda x: tf.tanh(x * w))
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, block(x)), (0, x), maximum_iterations=3)[1]
+
+    return call, [w]
+
+
+def sparse_gradients_of_results(make: Make) -> Program:
+    return lambda wrap, x: tf.gather(wrap(tf.tanh)(x), [0, 0, 2]), []
+
+
+def argument_without_influence(make: Make) -> Program:
+    unused = tf.constant(1.0)
+    return lambda wrap, x: wrap(lambda x, unused: x**3)(x, unused), [unused]
+
+
+def penalty_of_the_input(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        if not (tf.executing_eagerly() or tf.inside_function()):
+            return tf.reduce_sum(tf.gradients(tf.tanh(x @ w), x)[0] ** 2)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.tanh(x @ w))
+        return tf.reduce_sum(tape.gradient(y, x) ** 2)
+
+    return lambda wrap, x: wrap(block)(x), [w]
+
+
+def penalty_of_the_variable(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(persistent=True) as tape:
+            y = tf.tanh(x @ w)
+            z = tf.reduce_sum(y**2)
+        return tf.reduce_sum(tape.gradient(z, w) ** 2) + tf.reduce_sum(tape.gradient(y, w))
+
+    return lambda wrap, x: wrap(block)(x), [w]
+
+
+def tape_of_a_tape(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(tf.tanh(x @ w))
+            slope = inner.gradient(y, x)
+        return tf.reduce_sum(outer.gradient(slope, x) * slope)
+
+    return lambda wrap, x: wrap(block)(x), [w]
+
+
+def forward_mode(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+            y = tf.tanh(x @ w)
+        return tf.reduce_sum(y * accumulator.jvp(y))
+
+    return lambda wrap, x: wrap(block)(x), [w]
+
+
+def tape_around_a_custom_gradient(make: Make) -> Program:
+    @tf.custom_gradient
+    def square(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return x**2, lambda upstream: upstream * 7.0 * tf.sin(x)
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = square(x)
+        return tf.reduce_sum(tape.gradient(y, x) * x)
+
+    return lambda wrap, x: wrap(block)(x), []
+
+
+#: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph.
+_ONCE_ONLY = (captured_in_a_conditional, control_flow_inside, in_a_loop)
+
+
+def _in_tf2(program: Callable[[Make], Program], wrap: Wrap, compiled: Wrap) -> list[Any]:
+    call, sources = program(lambda name, value, **settings: tf.Variable(value, **settings))
+
+    def results(x: tf.Tensor) -> list[Any]:
+        def first_derivatives() -> tuple[list[Any], list[Any]]:
+            with tf.GradientTape() as tape:
+                tape.watch([x, *sources])
+                ys = tf.nest.flatten(call(wrap, x))
+            return ys, tape.gradient(ys, [x, *sources])
+
+        if program in _ONCE_ONLY:
+            return list(itertools.chain(*first_derivatives()))
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            ys, grads = first_derivatives()
+            norm = tf.reduce_sum(tf.convert_to_tensor(grads[0]) ** 2)
+        return [*ys, *grads, outer.gradient(norm, x)]
+
+    return compiled(results)(tf.constant(_X))
+
+
+@contextlib.contextmanager
+def _control_flow_for(program: Any) -> Iterator[None]:
+    """In the loops of TF1, gradients have no place for a second run."""
+    was_enabled = tf1.control_flow_v2_enabled()
+    if program is in_a_loop:
+        tf1.enable_control_flow_v2()
+    yield
+    if not was_enabled:
+        tf1.disable_control_flow_v2()
+
+
+def _in_session(program: Callable[[Make], Program], wrap: Wrap, use_resource: bool) -> list[Any]:
+    def make(name: str, value: Any, **settings: Any) -> tf.Variable:
+        return tf1.get_variable(name, initializer=value, use_resource=use_resource, **settings)
+
+    with tf.Graph().as_default(), tf1.Session() as session, _control_flow_for(program):
+        call, sources = program(make)
+        x = tf.constant(_X)
+        ys = tf.nest.flatten(call(wrap, x))
+        grads = tf.gradients(ys, [x, *sources])
+        second = [] if program in _ONCE_ONLY else tf.gradients(tf.convert_to_tensor(grads[0]) ** 2, x)
+        session.run(tf1.global_variables_initializer())
+        found = [None if each is None else tf.convert_to_tensor(each) for each in (*ys, *grads, *second)]
+        fetched = iter(session.run([each for each in found if each is not None]))
+        return [None if each is None else next(fetched) for each in found]
+
+
+_TF2: dict[str, Callable[..., list[Any]]] = {
+    "eager": functools.partial(_in_tf2, compiled=_plain),
+    "function": functools.partial(_in_tf2, compiled=tf.function),
+    "xla": functools.partial(_in_tf2, compiled=functools.partial(tf.function, jit_compile=True)),
+}
+_TF1: dict[str, Callable[..., list[Any]]] = {
+    "graph": functools.partial(_in_session, use_resource=True),
+    "graph-references": functools.partial(_in_session, use_resource=False),
+}
+_IN_EACH_WAY = [
+    *(everything, captured_in_a_conditional, sparse_gradients_of_results, argument_without_influence),
+    penalty_of_the_input,
+]
+_CASES = [
+    *((program, way) for program in _IN_EACH_WAY for way in (*_TF2, *_TF1)),
+    *((control_flow_inside, way) for way in ("eager", "function", *_TF1)),
+    *((in_a_loop, way) for way in ("eager", *_TF1)),
+    *(
+        (program, way)
+        for program in (nested, penalty_of_the_variable, tape_of_a_tape, forward_mode, tape_around_a_custom_gradient)
+        for way in _TF2
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        pytest.param(program, way, id=f"{program.__name__}-{way}", marks=[pytest.mark.graph] * (way in _TF1))
+        for program, way in _CASES
+    ],
+)
+def test_values_and_both_derivatives_are_those_of_the_plain_function(program: Any, way: str) -> None:
+    run = (_TF2 | _TF1)[way]
+    expected, found = run(program, _plain), run(program, tfmp.recompute)
+    assert [type(each) for each in found] == [type(each) for each in expected]
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if one is not None:
+            arrays = (np.asarray(each if way in _TF1 else tf.convert_to_tensor(each)) for each in (one, other))
+            # The first computation rounds as that of eager code does.
+            is_exact = way == "eager" and number == 0
+            np.testing.assert_allclose(*arrays, rtol=0 if is_exact else 1e-4, atol=0 if is_exact else 1e-5)
+
+
+def test_gradients_of_a_function_are_those_of_the_plain_function_from_outside() -> None:
+    # The tape is outside of the function, whose gradients are then computed by a function of their own.
+    def gradients(wrap: Wrap) -> list[Any]:
+        call, sources = everything(lambda name, value, **settings: tf.Variable(value, **settings))
+        function, x = tf.function(functools.partial(call, wrap)), tf.constant(_X)
+        with tf.GradientTape() as tape:
+            tape.watch([x, *sources])
+            ys = function(x)
+        return [tf.convert_to_tensor(each) for each in (*ys, *tape.gradient(ys, [x, *sources]))]
+
+    for one, other in zip(gradients(tfmp.recompute), gradients(_plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", [_plain, tf.function], ids=["eager", "function"])
+def test_replicas_train_the_same_weights(two_replicas: tf.distribute.MirroredStrategy, way: Wrap) -> None:
+    def trained(wrap: Wrap) -> np.ndarray:
+        with two_replicas.scope():
+            w = tf.Variable(_normal(4, 4))
+            opt = tf.keras.optimizers.SGD(0.01)
+        block = wrap(lambda x: tf.tanh(x @ w))
+
+        def replica_step() -> None:
+            offset = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(block(block(_X + offset)) ** 2)
+            opt.apply_gradients([(tape.gradient(loss, w), w)])
+
+        step = way(lambda: two_replicas.run(replica_step))
+        for _ in range(3):
+            step()
+        return w.numpy()
+
+    np.testing.assert_allclose(trained(tfmp.recompute), trained(_plain), rtol=1e-6)
+
+
+def _variable(value: float, trainable: bool = True) -> tf.Variable:
+    return tf.Variable(value, trainable=trainable)
+
+
+# What a function captures is found at each call, in eager code too.
+@pytest.mark.parametrize("is_nested", [False, True], ids=["itself", "within"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, tf.constant(3.0)),
+        (None, _variable(0.5, trainable=False)),
+        (_variable(1.0), _variable(2.0)),
+        (tf.constant(2.0), tf.constant(3.0)),
+    ],
+    ids=["first tensor", "first untrained variable", "other variable", "other tensor"],
+)
+def test_gradient_reaches_what_is_captured_after_the_first_call(before: Any, after: Any, is_nested: bool) -> None:
+    captured, x = before, tf.constant([1.0, 2.0])
+
+    def block(x: tf.Tensor) -> tf.Tensor:
+        return tf.sin(x) if captured is None else tf.sin(x) * captured
+
+    def gradients(function: Callable[[tf.Tensor], tf.Tensor]) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([x, *(each for each in (before, after) if each is not None)])
+            y = function(x)
+        found = tape.gradient(y, [x, after, after if before is None else before])
+        return [None if each is None else each.numpy().tolist() for each in found]
+
+    inner = tfmp.recompute(block)
+    recomputed = tfmp.recompute(lambda x: tf.exp(inner(tf.exp(x)))) if is_nested else inner
+    plain = (lambda x: tf.exp(block(tf.exp(x)))) if is_nested else block
+    for captured in (before, after, before):  # noqa: B007 - the block uses it
+        for found, expected in zip(gradients(recomputed), gradients(plain), strict=True):
+            assert found == (None if expected is None else pytest.approx(expected, rel=1e-6))
+
+
+@pytest.mark.parametrize("change", ["is built", "is unfrozen"])
+def test_gradient_reaches_a_layer_of_keras_after_it(change: str) -> None:
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", trainable=change == "is built")
+    used = [] if change == "is built" else [layer]
+    recomputed = tfmp.recompute(lambda x: used[0](x) if used else x * 2.0)
+    with tf.GradientTape() as tape:
+        recomputed(tf.ones([1, 2]))
+        used[:] = [layer]
+        layer.trainable = True
+        y = recomputed(tf.ones([1, 2]))
+    kernel = layer.kernel if isinstance(layer.kernel, tf.Variable) else layer.kernel.value
+    assert tape.gradient(y, kernel).numpy().tolist() == [[1.0], [1.0]]
