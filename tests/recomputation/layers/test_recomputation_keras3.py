@@ -57,12 +57,6 @@ def _policy_of_before() -> Iterator[None]:
         (convolutional_block, "graph", "float32"),
     ],
 )
-@pytest.mark.essential(
-    "stateful_block-xla-float32",
-    "stateful_block-eager-float32",
-    "activated_block-graph-mixed_float16",
-    "nested_block-graph-float32",
-)
 def test_fit_ends_at_the_variables_of_the_plain_model(block: Any, way: str, policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     expected, got = (fitted(model(wrap, block), **_WAYS[way]) for wrap in (plain, tfmp.Recompute))
@@ -130,76 +124,6 @@ def test_added_losses_and_metrics_count_once(way: str) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-7)
 
 
-class _ManyArguments(layers.Layer):
-    """Takes and returns nests, integers, booleans, None, and options."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.embedding = layers.Embedding(5, 4)
-        self.dense = layers.Dense(4)
-        self.drop = layers.Dropout(0.5, seed=1)
-
-    def call(
-        self,
-        pair: Any,
-        ids: Any = None,
-        *,
-        scale: float = 1.0,
-        keep: Any = None,
-        nothing: Any = None,
-        training: bool | None = None,
-    ) -> dict[str, Any]:
-        assert nothing is None
-        first, second = pair["first"], pair["second"]
-        total = self.drop(self.dense(first), training=training) * scale + second
-        if keep is not None:
-            total = total * keras.ops.cast(keep, total.dtype)[:, None]
-        if ids is not None:
-            total = total + self.embedding(ids)
-        return {"total": total, "ids": ids, "parts": [first, None]}
-
-
-@pytest.mark.parametrize("in_function", [False, True, "xla"])
-@pytest.mark.essential
-def test_nests_integers_booleans_and_options_pass_through(in_function: Any) -> None:
-    first, second = (tf.random.stateless_normal([3, 4], [seed, 0]) for seed in (1, 2))
-    ids, keep = tf.constant([1, 1, 4]), tf.constant([True, True, False])
-
-    def grads_of(wrap: Any) -> list[Any]:
-        keras.utils.set_random_seed(0)
-        layer = _ManyArguments(name="many")
-        called = wrap(layer)
-        called({"first": first, "second": second}, ids, scale=0.5, keep=keep)
-
-        def compute() -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch([first, second])
-                results = called({"first": first, "second": second}, ids, scale=0.5, keep=keep, training=True)
-                loss = tf.reduce_sum(results["total"] ** 2) + tf.reduce_sum(results["parts"][0])
-            assert results["parts"][1] is None
-            weights = [variable.value for variable in layer.trainable_variables]
-            grads = tape.gradient(loss, [first, second, *weights])
-            return results["total"], results["ids"], [tf.convert_to_tensor(grad) for grad in grads]
-
-        if in_function:
-            compute = tf.function(compute, jit_compile=in_function == "xla")
-        total, got_ids, grads = compute()
-        assert got_ids.numpy().tolist() == ids.numpy().tolist()
-        return [total.numpy(), *(grad.numpy() for grad in grads)]
-
-    for expected, got in zip(grads_of(plain), grads_of(tfmp.Recompute), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_embedding_gets_a_sparse_gradient() -> None:
-    block = tfmp.Recompute(layers.Embedding(10, 2))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(block(tf.constant([3, 3, 7])))
-    grad = tape.gradient(loss, block.layer.embeddings.value)
-    assert isinstance(grad, tf.IndexedSlices)
-    assert tf.convert_to_tensor(grad).numpy()[:, 0].tolist() == [0, 0, 0, 2, 0, 0, 0, 1, 0, 0]
-
-
 def test_masks_pass_through_a_block() -> None:
     def trained(wrap: Any) -> list[np.ndarray]:
         keras.utils.set_random_seed(0)
@@ -229,7 +153,6 @@ class _WithoutTraining(layers.Layer):
 
 
 @pytest.mark.parametrize("way", ["graph", "eager"])
-@pytest.mark.essential
 def test_training_reaches_the_second_call_of_a_layer_that_does_not_take_it(way: str) -> None:
     expected, got = (fitted(model(wrap, _WithoutTraining), **_WAYS[way]) for wrap in (plain, tfmp.Recompute))
     assert largest_difference(expected, got) <= 1e-6
@@ -248,61 +171,6 @@ def test_frozen_block_passes_gradients_through() -> None:
     expected, got = trained(plain), trained(tfmp.Recompute)
     assert len(got.trainable_variables) == len(expected.trainable_variables) == 4
     assert largest_difference(expected, got) <= 1e-6
-
-
-def test_without_a_tape_the_layer_is_called_once_and_directly() -> None:
-    calls = []
-
-    class Noting(layers.Layer):
-        def call(self, x: Any) -> Any:
-            calls.append(keras.src.backend.in_stateless_scope())
-            return x * 2.0
-
-    block = tfmp.Recompute(Noting())
-    block(tf.ones([1]))
-    calls.clear()
-    block(tf.ones([1]))
-    assert calls == [False]
-
-
-def test_first_computation_is_no_input_of_the_gradients() -> None:
-    """The gradient ops of a graph read the inputs of a block, and none of the activations of its first call."""
-    block = tfmp.Recompute(keras.Sequential([layers.Dense(4, "gelu"), layers.Dense(4, "gelu")]))
-    block(tf.ones([2, 4]))
-
-    @tf.function
-    def gradient(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = block(x)
-        first_call.update(op.name for op in tf.compat.v1.get_default_graph().get_operations())
-        return tape.gradient(y, x, tf.ones_like(y))
-
-    first_call: set[str] = set()
-    graph = gradient.get_concrete_function(tf.TensorSpec([2, 4])).graph
-    backward = [op for op in graph.get_operations() if op.name not in first_call]
-    read = {tensor.op for op in backward for tensor in op.inputs if tensor.op.name in first_call}
-    assert {op.type for op in read} <= {"Placeholder", "ReadVariableOp", "Const", "IdentityN", "Identity", "Shape"}
-    # The second computation waits for the gradients of the block's outputs.
-    assert any(op.control_inputs for op in backward if op.type == "Identity")
-
-
-def test_second_derivatives_are_those_of_the_layer() -> None:
-    def second(wrap: Any) -> list[np.ndarray]:
-        keras.utils.set_random_seed(0)
-        block = wrap(keras.Sequential([keras.Input([3]), layers.Dense(4, "tanh"), layers.Dense(1)]))
-        x = tf.constant([[0.1, 0.2, 0.3]])
-        weights = [variable.value for variable in block.trainable_variables]
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = block(x)
-            penalty = tf.reduce_sum(tape.gradient(y, x) ** 2)
-        return [np.asarray(grad) for grad in outer.gradient(penalty, [x, *weights[:-1]])]
-
-    for expected, got in zip(second(plain), second(tfmp.Recompute), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_replicas_train_as_without_recomputation() -> None:
@@ -369,52 +237,6 @@ def test_composes_with_grad_scaler(steps: int) -> None:
     assert largest_difference(trained(plain), trained(tfmp.Recompute)) <= 1e-6
 
 
-class _Noise(layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x + tf.random.normal(tf.shape(x))
-
-
-class _Counter(layers.Layer):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.calls = tf.Variable(0.0, name="calls")
-
-    def call(self, x: Any) -> Any:
-        self.calls.assign_add(1.0)
-        return x
-
-
-@pytest.mark.parametrize("way", ["graph", "eager"])
-def test_layer_that_assigns_to_a_trained_weight_is_refused(way: str) -> None:
-    block = layers.SpectralNormalization(layers.Dense(8, name="dense"), name="spectral")
-    net = keras.Sequential([keras.Input([8]), tfmp.Recompute(block), layers.Dense(1)])
-    with pytest.raises(ValueError, match=r"the layer 'spectral' cannot be recomputed: its call assigns .*dense/kernel"):
-        fitted(net, **_WAYS[way])
-    # Without gradients it may do so.
-    net.predict(data()[0], verbose=0)
-
-
-@pytest.mark.parametrize("in_function", [False, True])
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (_Noise, r"the layer 'block' cannot be recomputed: its op .*draws other random numbers the second time"),
-        (_Counter, r"the layer 'block' cannot be recomputed: its op .*changes a variable, which would happen twice"),
-    ],
-)
-def test_state_that_is_not_in_a_variable_of_keras_is_refused(layer: Any, message: str, in_function: bool) -> None:
-    block = tfmp.Recompute(layer(name="block"))
-
-    def gradient(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = block(x)
-        return tape.gradient(y, x)
-
-    with pytest.raises(ValueError, match=message):
-        (tf.function(gradient) if in_function else gradient)(tf.ones([2]))
-
-
 def _partly_frozen(wrap: Any, way: str) -> keras.Model:
     """Return a model that trained a layer of a frozen block; with `nested`, in two blocks that are both wrapped."""
     keras.utils.set_random_seed(0)
@@ -478,16 +300,6 @@ def test_variables_that_a_block_borrows_are_carried_over(way: str) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_numbers_drawn_without_a_seed_differ_from_step_to_step() -> None:
-    block = tfmp.Recompute(layers.Lambda(lambda x: x + keras.random.normal([1])))
-
-    def noise() -> float:
-        with tf.GradientTape():
-            return float(block(tf.zeros([1]))[0])
-
-    assert noise() != noise()
-
-
 @pytest.mark.parametrize("way", _WAYS)
 def test_stateful_recurrent_layer_goes_on_with_its_states(way: str) -> None:
     def outputs(wrap: Any) -> list[np.ndarray]:
@@ -509,37 +321,6 @@ def test_stateful_recurrent_layer_goes_on_with_its_states(way: str) -> None:
     assert not np.any(got[2])
     for one, other in zip(expected, got, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
-
-
-class _Raw(layers.Layer):
-    """Computes by ops of TensorFlow, which do not cast."""
-
-    def build(self, *_: Any) -> None:
-        self.kernel = self.add_weight(name="kernel", shape=(8, 3))
-
-    def call(self, pair: Any, scale: Any = None, *, mask: Any = None, negative: bool = False) -> Any:
-        product = tf.matmul(pair["x"], tf.convert_to_tensor(self.kernel))
-        if scale is not None:
-            product = product * scale
-        return {"parts": [-product if negative else product, tf.cast(pair["y"], "float32")], "ids": tf.argmax(product)}
-
-
-def test_symbolic_results_have_the_types_and_shapes_of_the_layer() -> None:
-    keras.config.set_dtype_policy("mixed_float16")
-
-    def described(wrap: Any) -> list[Any]:
-        x, y, scale = keras.Input([8]), keras.Input([1], dtype="float64"), keras.Input([3])
-        results = wrap(_Raw())({"x": x, "y": y}, scale, negative=True)
-        called = keras.Model([x, y, scale], results)([tf.ones([2, 8]), tf.ones([2, 1]), tf.ones([2, 3])])
-        return [
-            keras.tree.map_structure(lambda each: (keras.backend.standardize_dtype(each.dtype), each.shape[1:]), nest)
-            for nest in (results, called)
-        ]
-
-    (expected, expected_call), (got, got_call) = described(plain), described(tfmp.Recompute)
-    assert expected["parts"][0] == ("float16", (3,))
-    assert got == expected
-    assert got_call == expected_call
 
 
 def test_layer_that_hands_on_a_mask_can_be_wrapped_in_a_functional_model() -> None:
