@@ -22,8 +22,6 @@ from kerases import installed
 
 import tfmp
 
-pytestmark = pytest.mark.essential
-
 _ROOT = Path(__file__).parent.parent
 _PACKAGE = _ROOT / "tfmp"
 

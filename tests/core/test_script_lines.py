@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfmp
 from tfmp.core import script_lines
 
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = [pytest.mark.graph]
 
 
 def _here() -> str:

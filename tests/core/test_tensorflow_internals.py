@@ -1,7 +1,4 @@
-"""Fails on a TensorFlow that has one of the private names no longer, or that means something else by it.
-
-All tests are essential: they run on every supported version.
-"""
+"""Fails on a TensorFlow that has one of the private names no longer, or that means something else by it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +34,6 @@ from tfmp.core.tensorflow_internals import (
     within_xla,
 )
 from tfmp.core.tracing import without_autograph
-
-pytestmark = pytest.mark.essential
 
 
 def test_what_a_compiled_function_traces_is_within_xla_and_nothing_else() -> None:

@@ -5,8 +5,6 @@ import tensorflow as tf
 
 from tfmp.core.tracing import outside_of_functions, without_autograph
 
-pytestmark = pytest.mark.essential
-
 
 def _larger(value: tf.Tensor) -> tf.Tensor:
     if value > 0:

@@ -12,8 +12,6 @@ from kerases import SCALE, for_every_keras, kernel_and_bias, optimizer, take_ste
 import tfmp
 from tfmp import gpus
 
-pytestmark = [pytest.mark.essential("GPU"), pytest.mark.home("tf221")]
-
 _MODES: dict[str, Callable[..., Any]] = {
     "eager": lambda function: function,
     "function": tf.function,

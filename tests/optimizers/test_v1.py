@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = [pytest.mark.graph]
 
 _INNER: dict[str, Callable[[], tf.compat.v1.train.Optimizer]] = {
     "gd": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.5),

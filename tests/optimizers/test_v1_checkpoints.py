@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = [pytest.mark.graph]
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _OPTIMIZERS = {

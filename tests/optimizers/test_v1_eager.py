@@ -9,8 +9,6 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = pytest.mark.essential
-
 
 def _opt() -> tfmp.LossScaleOptimizer:
     manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)

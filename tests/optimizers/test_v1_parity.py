@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [pytest.mark.essential, pytest.mark.graph]
+pytestmark = [pytest.mark.graph]
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _CASES = json.loads(gzip.decompress((_RECORDINGS / "contrib_oracle.json.gz").read_bytes()))["cases"]

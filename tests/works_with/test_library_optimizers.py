@@ -203,7 +203,6 @@ def test_averages_are_assigned_by_the_inner_optimizer() -> None:
 
 @pytest.mark.library("tf_keras")
 @_needs_addons  # which needs a `keras` that is Keras 2
-@pytest.mark.home("works_with_keras2")
 @pytest.mark.parametrize(("of_model", "of_optimizer"), [("keras", "tf_keras"), ("tf_keras", "keras")])
 def test_optimizer_of_the_other_copy_of_keras_is_named_in_the_error(of_model: str, of_optimizer: str) -> None:
     """Keras raises the error, which contains the optimizer's `repr`."""

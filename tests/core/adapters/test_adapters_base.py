@@ -10,8 +10,6 @@ from kerases import for_every_keras, optimizer, values, variable
 
 from tfmp.core.adapters import OptimizerAdapter, names_of
 
-pytestmark = pytest.mark.essential
-
 
 class _Descent:
     """An optimizer of a user, which returns what its assignments return."""

@@ -19,8 +19,6 @@ from tfmp.core.storage.state_variables import StateVariables
 
 tf1 = tf.compat.v1
 
-pytestmark = pytest.mark.essential
-
 
 def _manager() -> tfmp.ExponentialUpdateLossScaleManager:
     return tfmp.ExponentialUpdateLossScaleManager(1024, 10, decr_every_n_nan_or_inf=1, decr_ratio=0.5)

@@ -149,7 +149,6 @@ def test_layers_between_products_compute_and_train_as_in_none(keras: ModuleType,
 
 @for_every_keras()
 @pytest.mark.parametrize("how", ["eager", "function", "two replicas"])
-@pytest.mark.home(None)
 def test_scope_in_the_calls_of_a_model_and_a_layer_trains(
     keras: ModuleType, how: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:

@@ -14,8 +14,6 @@ from autocast_ways import types
 import tfmp
 from tfmp.mixed_precision.autocast import hooks, state
 
-pytestmark = pytest.mark.essential
-
 
 def _functions() -> dict[str, Any]:
     return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}

@@ -12,8 +12,6 @@ from autocast_ways import Way, assert_as_plain, assert_no_scope_is_open, each_wa
 
 import tfmp
 
-pytestmark = pytest.mark.essential
-
 _REFUSED = r"a tf.function is traced within tfmp.autocast.* Enter the scope inside of the function"
 _PRODUCT = [[7, 10], [15, 22]]
 

@@ -69,7 +69,6 @@ def test_model_computes_what_one_computes_that_is_made_under_the_level(
 
 @for_every_case
 @for_every_keras()
-@pytest.mark.essential
 def test_o0_gives_back_the_float32_model_bit_for_bit(keras: ModuleType, case: Case) -> None:
     model, predicts = case.built(keras), case in [CASES[name] for name in ("nested", "subclassed")]
     expected, before, types = outputs(model, case.batch), values(model), policies(model)
@@ -263,7 +262,6 @@ def test_training_goes_on_with_the_slots_of_the_optimizer(keras: ModuleType) -> 
 
 @pytest.mark.parametrize("form", ["keras", "h5", "weights", "tf"])
 @for_every_keras()
-@pytest.mark.home(None)
 def test_loaded_model_is_set(keras: ModuleType, form: str, tmp_path: Path) -> None:
     if form == "tf" and not is_keras2(keras):
         pytest.skip("Keras 3 loads no SavedModel")

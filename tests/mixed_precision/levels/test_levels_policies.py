@@ -14,7 +14,6 @@ import tfmp
 from tfmp.hosts.keras.which import is_keras2
 
 pytestmark = [
-    pytest.mark.essential,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
 ]
 
