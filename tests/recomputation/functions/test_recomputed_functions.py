@@ -62,6 +62,27 @@ def nested(make: Make) -> Program:
     return call, [w]
 
 
+def one_weight_in_two_calls(make: Make) -> Program:
+    """In a graph of TF1, the weight got the gradient through the second call's input twice."""
+    w = make("w", _normal(4, 4))
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        block = wrap(lambda x: tf.tanh(x @ w))
+        return block(block(x))
+
+    return call, [w]
+
+
+def captured_beside_its_source(make: Make) -> Program:
+    w = make("w", _normal(4, 4))
+
+    def call(wrap: Wrap, x: tf.Tensor) -> Any:
+        square = tf.square(w)
+        return wrap(lambda x: tf.tanh(x @ (w + square)))(x)
+
+    return call, [w]
+
+
 def captured_in_a_conditional(make: Make) -> Program:
     w = make("w", np.float32(3.0))
 
@@ -230,7 +251,7 @@ _TF1: dict[str, Callable[..., list[Any]]] = {
 }
 _IN_EACH_WAY = [
     *(everything, captured_in_a_conditional, sparse_gradients_of_results, argument_without_influence),
-    penalty_of_the_input,
+    *(penalty_of_the_input, one_weight_in_two_calls, captured_beside_its_source),
 ]
 _CASES = [
     *((program, way) for program in _IN_EACH_WAY for way in (*_TF2, *_TF1)),

@@ -71,7 +71,9 @@ def _recomputed_in_v1(
             with tf.control_dependencies(awaited):
                 late_inputs = [tf.identity(tensor) for tensor in inputs]
                 outputs_again = function(late_inputs)
-            grads = all_at_once(tf.gradients(outputs_again, [*late_inputs, *sources], awaited))
+            # The gradients of what the inputs and sources were computed from are computed outside of this call.
+            within = [*late_inputs, *sources]
+            grads = all_at_once(tf.gradients(outputs_again, within, awaited, stop_gradients=within))
             return [*[None] * unchanged, *grads]
 
         return [tf.identity(tensor) for tensor in tensors[:unchanged]], gradient
