@@ -16,6 +16,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the tests of a `Suite` the models of its library that do not lack what the test is about."""
+    if metafunc.cls is None or "model" not in metafunc.fixturenames:
+        return
+    [feature] = [mark.args for mark in metafunc.definition.iter_markers("feature")]
+    # A test that is about one model names it.
+    if len(feature) == 1:
+        subject = metafunc.cls.subject
+        models = [model for model in metafunc.cls.models if feature[0] not in subject(model).lacks]
+        metafunc.parametrize("model", models)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         library, feature = (item.get_closest_marker(name) for name in ("works_with", "feature"))

@@ -61,20 +61,6 @@ def test_keras_own_wrapper_counts_the_skipped_step() -> None:
 
 
 @_needs_models
-def test_command_prints_a_row_for_each_chosen_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert legacy_optimizers.main(["--only", "TF-models: adamw"]) == 0
-    rows = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| TF")]
-    cells = {name.strip(): [cell.strip() for cell in of_row] for name, *of_row in rows}
-    assert {name: (row[0], *row[4:]) for name, row in cells.items()} == dict.fromkeys(
-        ("TF-models: adamw", "TF-models: adamw, clipped", "TF-models: adamw, moving average"),
-        ("not finite", "0", "0", "0"),
-    )
-    assert cells["TF-models: adamw"][3] == "0"
-    assert float(cells["TF-models: adamw, clipped"][3]) > 1e-3
-    assert cells["TF-models: adamw, moving average"][1:4] == ["fails: TypeError"] * 3
-
-
-@_needs_models
 def test_adamw_of_models_clips_in_tfmp_and_not_in_keras_own_wrapper() -> None:
     clipped, not_clipped = CASES["TF-models: adamw, clipped"], CASES["TF-models: adamw"]
     ones = factors(1.0)

@@ -5,10 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import keras2_trainings as trainings
+import keras2_suite as suite
 import numpy as np
 import pytest
 import table
@@ -22,7 +22,7 @@ pytest.importorskip(
 )
 tfmot = load("tensorflow_model_optimization")
 _wrapper = load("tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper")
-keras = trainings.keras_of(_wrapper.PruneLowMagnitude)
+keras = suite.keras_of(_wrapper.PruneLowMagnitude)
 
 LIBRARY = table.Library(
     name="TensorFlow Model Optimization",
@@ -38,7 +38,6 @@ LIBRARY = table.Library(
 pytestmark = [pytest.mark.works_with(LIBRARY), pytest.mark.filterwarnings("default")]
 
 _MODEL = "pruned dense net"
-pruned_model = pytest.mark.parametrize("model", [_MODEL])
 
 
 def _data() -> tuple[np.ndarray, np.ndarray]:
@@ -53,116 +52,83 @@ def _dense() -> Any:
     return keras.Sequential([keras.Input([8]), *layers])
 
 
-def _pruned() -> Any:
+def _pruned(level: str, **settings: Any) -> Any:
     schedule = tfmot.sparsity.keras.PolynomialDecay(0.0, 0.5, 0, 20, frequency=2)
-    return tfmot.sparsity.keras.prune_low_magnitude(_dense(), schedule)
+    pruned = tfmot.sparsity.keras.prune_low_magnitude(_dense(), schedule)
+    tfmp.set_precision(pruned, level, **settings)
+    return pruned
 
 
-def _fit(model: Any, opt: Any, weights: Sequence[np.ndarray | None] = (None,) * 30, callbacks: Any = ()) -> np.ndarray:
-    """Train a pruned model for a step with each of these weights of examples, and return the losses."""
-    model.compile(opt, "mse")
+def _step(model: Any, weights: np.ndarray | None = None, callbacks: Any = ()) -> Any:
+    """Train a pruned model for a step, and return its history; without the callback it cannot be called."""
     x, y = _data()
-    step = tfmot.sparsity.keras.UpdatePruningStep()
-    return np.array(
-        [
-            loss
-            for each in weights
-            for loss in model.fit(
-                x, y, sample_weight=each, batch_size=16, verbose=0, callbacks=[step, *callbacks]
-            ).history["loss"]
-        ]
-    )
+    callbacks = [tfmot.sparsity.keras.UpdatePruningStep(), *callbacks]
+    return model.fit(x, y, sample_weight=weights, batch_size=16, verbose=0, callbacks=callbacks).history
+
+
+def _fit(model: Any, opt: Any, steps: int) -> np.ndarray:
+    """Train a pruned model, and return the losses."""
+    model.compile(opt, "mse")
+    return np.array([_step(model)["loss"][0] for _ in range(steps)])
 
 
 def _adam() -> Any:
     return keras.optimizers.Adam(1e-2)
 
 
-@pytest.mark.feature("float32's curve")
-@pruned_model
-def test_float16_trains_and_prunes_on_the_curve_of_float32(model: str) -> None:
-    expected = _fit(_pruned(), _adam())
-    pruned = _pruned()
-    tfmp.set_precision(pruned, "O2")
-    found = _fit(pruned, trainings.scaled(_adam()))
-    assert trainings.farthest(found, expected) < 2e-3
+@pytest.mark.feature("float32's curve", _MODEL)
+def test_float16_trains_and_prunes_on_the_curve_of_float32() -> None:
+    expected, pruned = _fit(_pruned("O0"), _adam(), 30), _pruned("O2")
+    assert suite.farthest(_fit(pruned, suite.scaled(_adam()), 30), expected) < 2e-3
     kernels = [each.numpy() for each in pruned.trainable_weights if each.shape.rank == 2]
     assert [np.mean(kernel == 0) for kernel in kernels] == [0.5, 0.5]
     stripped = tfmot.sparsity.keras.strip_pruning(pruned)
     assert [layer.compute_dtype for layer in stripped.layers] == ["float16", "float16"]
 
 
-@pytest.mark.feature("Keras' wrapper")
-@pruned_model
-def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
-    ends = []
-    for wrap in (trainings.scaled, lambda opt: trainings.in_keras_own_wrapper(keras, opt)):
-        pruned = _pruned()
-        tfmp.set_precision(pruned, "O2")
-        ends.append(_fit(pruned, wrap(_adam()), weights=(None,) * 10))
-    assert trainings.farthest(*ends) == 0
+@pytest.mark.feature("Keras' wrapper", _MODEL)
+def test_losses_are_those_of_keras_own_wrapper() -> None:
+    expected = _fit(_pruned("O2"), suite.in_keras_own_wrapper(keras, _adam()), 10)
+    assert suite.farthest(_fit(_pruned("O2"), suite.scaled(_adam()), 10), expected) == 0
 
 
-@pytest.mark.feature("O1, O2")
-@pruned_model
+@pytest.mark.feature("O1, O2", _MODEL)
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_levels_reach_the_layers_inside_of_the_wrappers(model: str, level: str) -> None:
-    pruned = _pruned()
-    tfmp.set_precision(pruned, level)
-    assert trainings.computing_in(keras, pruned, "float16") == {"hidden", "head"}
-    losses = _fit(pruned, trainings.scaled(_adam()), weights=(None,) * 5)
+def test_levels_reach_the_layers_inside_of_the_wrappers(level: str) -> None:
+    pruned = _pruned(level)
+    assert suite.computing_in(keras, pruned, "float16") == {"hidden", "head"}
+    losses = _fit(pruned, suite.scaled(_adam()), 5)
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.feature("overflow")
-@pruned_model
-def test_overflow_changes_nothing_but_the_scale(model: str) -> None:
+@pytest.mark.feature("overflow", _MODEL)
+def test_overflow_changes_nothing_but_the_scale() -> None:
     """Pruning counts steps itself, and masks weights by their size: both go on in a step that is skipped."""
-    pruned = _pruned()
-    tfmp.set_precision(pruned, "O2")
-    opt = trainings.scaled(_adam())
-    _fit(pruned, opt, weights=(None,) * 4)
+    pruned, opt = _pruned("O2"), suite.scaled(_adam())
+    _fit(pruned, opt, 4)
     kept = [*pruned.trainable_weights, *opt.inner_optimizer.variables]
     before = [each.numpy() for each in kept]
-    x, y = _data()
-    # A batch in which every second step is masked anew; after the fourth step, the next is not.
-    pruned.fit(
-        x,
-        y,
-        sample_weight=np.full(16, np.inf),
-        batch_size=16,
-        verbose=0,
-        callbacks=[tfmot.sparsity.keras.UpdatePruningStep()],
-    )
-    trainings.assert_equal([each.numpy() for each in kept], before)
-    assert (int(opt.applied_steps), int(opt.skipped_steps), float(opt.loss_scale)) == (4, 1, trainings.SCALE / 2)
+    # Every second step is masked anew; after the fourth step, the next is not.
+    _step(pruned, np.full(16, np.inf))
+    suite.assert_equal([each.numpy() for each in kept], before)
+    assert (int(opt.applied_steps), int(opt.skipped_steps), float(opt.loss_scale)) == (4, 1, suite.SCALE / 2)
 
 
-@pytest.mark.feature("check")
-@pruned_model
-def test_model_is_checked_before_it_is_pruned(model: str) -> None:
+@pytest.mark.feature("check", _MODEL)
+def test_model_is_checked_before_it_is_pruned() -> None:
     report = tfmp.check_precision(_dense(), "mse", [_data()], progress=False)
     assert (report.keep_float32, report.far_off, report.float16_error) == ([], [], None)
-    pruned = _pruned()
-    tfmp.set_precision(pruned, "O2", keep_float32=report.keep_float32)
-    manager = tfmp.ExponentialUpdateLossScaleManager(report.suggested_loss_scale, 2000)
-    losses = _fit(pruned, tfmp.LossScaleOptimizer(_adam(), manager), weights=(None,) * 5)
+    opt = tfmp.LossScaleOptimizer(_adam(), initial_scale=report.suggested_loss_scale)
+    losses = _fit(_pruned("O2", keep_float32=report.keep_float32), opt, 5)
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.feature("callbacks")
-@pruned_model
-def test_callback_of_tfmp_goes_with_that_of_the_library(model: str, tmp_path: Any) -> None:
-    pruned = _pruned()
-    tfmp.set_precision(pruned, "O2")
-    scale = tfmp.LossScaleCallback()
-    _fit(
-        pruned,
-        trainings.scaled(_adam()),
-        weights=(None,),
-        callbacks=[scale, tfmot.sparsity.keras.PruningSummaries(str(tmp_path))],
-    )
-    assert pruned.history.history["loss_scale"] == [trainings.SCALE]
+@pytest.mark.feature("callbacks", _MODEL)
+def test_callback_of_tfmp_goes_with_that_of_the_library(tmp_path: Path) -> None:
+    pruned = _pruned("O2")
+    pruned.compile(suite.scaled(_adam()), "mse")
+    callbacks = [tfmp.LossScaleCallback(), tfmot.sparsity.keras.PruningSummaries(str(tmp_path))]
+    assert _step(pruned, callbacks=callbacks)["loss_scale"] == [suite.SCALE]
 
 
 #: Tries both kinds of models, and prints the errors. It is a process of its own: quantization works only if

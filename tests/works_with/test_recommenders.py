@@ -2,16 +2,13 @@
 
 import functools
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import keras2_trainings as trainings
+import keras2_suite as suite
 import numpy as np
 import pytest
 import table
 import tensorflow as tf
-from keras2_trainings import STEPS, Subject
 
 import tfmp
 from benchmarks.legacy_optimizers import load
@@ -21,7 +18,7 @@ pytest.importorskip(
     reason="needs tensorflow-recommenders, which the tox environment works_with_keras2 installs",
 )
 tfrs = load("tensorflow_recommenders")
-keras = trainings.keras_of(tfrs.Model)
+keras = suite.keras_of(tfrs.Model)
 
 LIBRARY = table.Library(
     name="TensorFlow Recommenders",
@@ -103,120 +100,62 @@ def _make(task: str, kind: type[_Model] = _Scaling) -> Any:
     return model
 
 
-def _adam() -> Any:
-    return keras.optimizers.Adam(1e-2)
+def _recomputed(model: Any) -> Any:
+    model.user, model.item = (tfmp.recompute_layers(each, ".*_hidden") for each in (model.user, model.item))
+    return model
+
+
+_TASKS = ("retrieval", "ranking")
 
 
 @functools.cache
-def _subject_of(model: str) -> Callable[[], Subject]:
+def _subject_of(model: str) -> suite.Subject:
     rng = np.random.default_rng(0)
-    four = [(_batch(rng),) for _ in range(4)]
-    return lambda: Subject(
-        keras,
-        lambda: _make(model),
-        lambda: keras.optimizers.Adam(1e-2 if model == "retrieval" else 5e-3),
-        [four[index % 4] for index in range(STEPS)],
-        lambda of, batch: of.compute_loss(batch[0], training=True),
+    return suite.Subject(
+        keras=keras,
+        make=lambda: _make(model),
+        optimizer=lambda: keras.optimizers.Adam(1e-2 if model == "retrieval" else 5e-3),
+        batches=suite.four_in_turn(lambda: (_batch(rng),)),
+        loss=lambda of, batch: of.compute_loss(batch[0], training=True),
+        compile_with={},
         keep_float32=[".*_last", "task"],
+        float32=frozenset({"user_last", "item_last"}),
+        tolerance=3e-3,
+        recomputed=_recomputed,
     )
 
 
-every_task = pytest.mark.parametrize("model", ["retrieval", "ranking"])
+class TestRecommenders(suite.Suite):
+    models, subject = _TASKS, staticmethod(_subject_of)
 
-
-@pytest.mark.feature("float32's curve")
-@every_task
-def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
-    subject_of = _subject_of(model)
-    expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    assert trainings.farthest(found, expected) < 3e-3
-    assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
-
-
-@pytest.mark.feature("Keras' wrapper")
-@every_task
-def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
-    subject_of = _subject_of(model)
-    found, expected = (trainings.losses(subject_of, "O2", wrapper) for wrapper in ("tfmp", "Keras"))
-    assert trainings.farthest(found, expected) == 0
-
-
-@pytest.mark.feature("overflow")
-@every_task
-def test_overflow_changes_nothing_but_the_scale(model: str) -> None:
-    trainings.assert_skips_an_overflow(_subject_of(model)())
-
-
-@pytest.mark.feature("O1, O2")
-@every_task
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_levels_compute_in_float16_and_learn(model: str, level: str) -> None:
-    subject = _subject_of(model)()
-    trained = subject.at(level)
-    assert trainings.computing_in(keras, trained, "float16") == {"user_hidden", "item_hidden"}
-    losses = trainings.fit(subject, trained, trainings.scaled(subject.optimizer()))
-    assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
-
-
-@pytest.mark.feature("check")
-@every_task
-def test_check_of_a_function_finishes_and_what_it_suggests_trains(model: str) -> None:
-    subject = _subject_of(model)()
-    in_float32 = subject.make()
-    report = tfmp.check_precision(
-        lambda batch: in_float32.compute_loss(batch, training=True), None, [subject.batches[0][0]], progress=False
-    )
-    assert 2**4 <= report.suggested_loss_scale <= 2**20
-    opt = tfmp.LossScaleOptimizer(subject.optimizer(), initial_scale=report.suggested_loss_scale)
-    losses = trainings.fit(subject, subject.at("O2"), opt)
-    assert np.mean(losses[-4:]) < 0.9 * np.mean(losses[:4])
-    # The gradients grow while the model learns, and those for the activations were not looked at.
-    assert int(opt.skipped_steps) <= 6
-
-
-@pytest.mark.feature("recompute")
-@every_task
-def test_towers_are_recomputed_with_the_same_gradients(model: str) -> None:
-    batch = _subject_of(model)().batches[0][0]
-    found = []
-    for recomputes in (False, True):
-        made = _make(model)
-        if recomputes:
-            made.user, made.item = (tfmp.recompute_layers(each, ".*_hidden") for each in (made.user, made.item))
-        variables = [*made.user.trainable_variables, *made.item.trainable_variables]
-        with tf.GradientTape() as tape:
-            loss = made.compute_loss(batch, training=True)
-        found.append([tf.convert_to_tensor(each).numpy() for each in tape.gradient(loss, variables)])
-    trainings.assert_equal(*found)
-
-
-@pytest.mark.feature("resume")
-@every_task
-def test_checkpoint_goes_on_in_every_bit(model: str, tmp_path: Path) -> None:
-    trainings.assert_resumes(_subject_of(model)(), tmp_path)
-
-
-@pytest.mark.feature("two replicas")
-@every_task
-def test_overflow_on_the_second_replica_is_skipped_on_both(
-    model: str, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    trainings.assert_replicas_skip_together(_subject_of(model)(), two_replicas)
+    @pytest.mark.feature("check")
+    def test_check_finishes_and_what_it_suggests_trains(self, model: str) -> None:
+        """Such a model has no `call`: a function is checked."""
+        subject = _subject_of(model)
+        in_float32 = subject.make()
+        report = tfmp.check_precision(
+            lambda batch: in_float32.compute_loss(batch, training=True), None, [subject.batches[0][0]], progress=False
+        )
+        assert 2**4 <= report.suggested_loss_scale <= 2**20
+        opt = tfmp.LossScaleOptimizer(subject.optimizer(), initial_scale=report.suggested_loss_scale)
+        assert suite.learns(suite.fit(subject, subject.at("O2"), opt), 0.9)
+        # The gradients grow while the model learns, and those for the activations were not looked at.
+        assert int(opt.skipped_steps) <= 6
 
 
 @pytest.mark.feature("callbacks")
-@every_task
+@pytest.mark.parametrize("model", _TASKS)
 def test_an_overflow_in_fit_shows_in_the_callback(model: str) -> None:
-    subject = _subject_of(model)()
+    subject = _subject_of(model)
     batches = [dict(batch) for (batch,) in subject.batches[:4]]
     batches[2]["weight"] = tf.fill([_ROWS], np.inf)
     data = tf.data.Dataset.from_tensor_slices(
         {key: tf.concat([each[key] for each in batches], 0) for key in batches[0]}
     )
     made = subject.at("O2")
-    made.compile(trainings.scaled(_adam()))
+    made.compile(suite.scaled(keras.optimizers.Adam(1e-2)))
     history = made.fit(data.batch(_ROWS), verbose=0, callbacks=[tfmp.LossScaleCallback()]).history
-    assert (history["skipped_steps"], history["loss_scale"]) == ([1], [trainings.SCALE / 2])
+    assert (history["skipped_steps"], history["loss_scale"]) == ([1], [suite.SCALE / 2])
     assert all(bool(tf.reduce_all(tf.math.is_finite(weight))) for weight in made.weights)
 
 
@@ -224,7 +163,7 @@ def test_an_overflow_in_fit_shows_in_the_callback(model: str) -> None:
 def test_the_librarys_own_training_step_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It passes gradients of the loss as it is, so the updates of Adam are right, and small gradients are lost."""
     model = _make("retrieval", _Model)
-    model.compile(trainings.scaled(_adam()))
+    model.compile(suite.scaled(keras.optimizers.Adam(1e-2)))
     with caplog.at_level(logging.WARNING, logger="tfmp"):
         model.fit(tf.data.Dataset.from_tensors(_batch(np.random.default_rng(0))), verbose=0)
     assert "tensorflow_recommenders.models.base.Model.train_step" in caplog.text

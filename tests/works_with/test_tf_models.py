@@ -1,17 +1,15 @@
 """TF-models: its encoder and its residual net, with `OptimizerFactory` and orbit's loop."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import keras2_trainings as trainings
+import keras2_suite as suite
 import numpy as np
 import pytest
 import table
 import tensorflow as tf
-from keras2_trainings import STEPS, Subject
 
 import tfmp
 from benchmarks.legacy_optimizers import load
@@ -20,7 +18,7 @@ pytest.importorskip("official", reason="needs tf-models-official, which the tox 
 encoders, models = load("official.nlp.modeling.networks"), load("official.nlp.modeling.models")
 backbones, vision = load("official.vision.modeling.backbones"), load("official.vision.modeling.classification_model")
 optimization, orbit = load("official.modeling.optimization"), load("orbit")
-keras = trainings.keras_of(models.BertClassifier)
+keras = suite.keras_of(models.BertClassifier)
 
 LIBRARY = table.Library(
     name="TF-models",
@@ -59,25 +57,13 @@ def _resnet() -> Any:
     return vision.ClassificationModel(backbone, num_classes=_CLASSES, input_specs=images)
 
 
-_MAKES: dict[str, Callable[[], Any]] = {"bert": _bert, "resnet": _resnet}
-
-#: The paths of the blocks that are recomputed.
-_BLOCKS = {"bert": r"bert_encoder.*/transformer/layer_\d", "resnet": "res_net.*/residual_block.*"}
-
-
-def _batches(model: str) -> list[tuple[Any, tf.Tensor]]:
-    rng = np.random.default_rng(0)
-
-    def batch() -> tuple[Any, tf.Tensor]:
-        labels = tf.constant(rng.integers(0, _CLASSES, _ROWS))
-        if model == "resnet":
-            return tf.constant(rng.normal(size=(_ROWS, _PIXELS, _PIXELS, 3)), tf.float32), labels
-        words = rng.integers(1, _WORDS, (_ROWS, _LENGTH))
-        arrays = {"input_word_ids": words, "input_mask": np.ones_like(words), "input_type_ids": np.zeros_like(words)}
-        return {name: tf.constant(values, tf.int32) for name, values in arrays.items()}, labels
-
-    four = [batch() for _ in range(4)]
-    return [four[index % 4] for index in range(STEPS)]
+def _batch(model: str, rng: np.random.Generator) -> tuple[Any, tf.Tensor]:
+    labels = tf.constant(rng.integers(0, _CLASSES, _ROWS))
+    if model == "resnet":
+        return tf.constant(rng.normal(size=(_ROWS, _PIXELS, _PIXELS, 3)), tf.float32), labels
+    words = rng.integers(1, _WORDS, (_ROWS, _LENGTH))
+    arrays = {"input_word_ids": words, "input_mask": np.ones_like(words), "input_type_ids": np.zeros_like(words)}
+    return {name: tf.constant(values, tf.int32) for name, values in arrays.items()}, labels
 
 
 def _optimizer(rate: float, clip_norm: float = 1.0) -> Any:
@@ -86,7 +72,7 @@ def _optimizer(rate: float, clip_norm: float = 1.0) -> Any:
             "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.01, "gradient_clip_norm": clip_norm}},
             "learning_rate": {
                 "type": "polynomial",
-                "polynomial": {"initial_learning_rate": rate, "decay_steps": 2 * STEPS, "end_learning_rate": 0.0},
+                "polynomial": {"initial_learning_rate": rate, "decay_steps": 2 * suite.STEPS, "end_learning_rate": 0.0},
             },
             "warmup": {"type": "linear", "linear": {"warmup_steps": 2}},
         }
@@ -102,88 +88,55 @@ def _loss(model: Any, batch: Any) -> tf.Tensor:
 
 
 @functools.cache
-def _subject_of(model: str) -> Callable[[], Subject]:
+def _subject_of(model: str) -> suite.Subject:
+    rng, is_bert = np.random.default_rng(0), model == "bert"
+    blocks = r"bert_encoder.*/transformer/layer_\d" if is_bert else "res_net.*/residual_block.*"
+
     def make() -> Any:
         keras.utils.set_random_seed(1)
-        return _MAKES[model]()
+        return _bert() if is_bert else _resnet()
 
-    return lambda: Subject(
-        keras,
-        make,
+    return suite.Subject(
+        keras=keras,
+        make=make,
         # Batch normalization over 8 images amplifies what float16 rounds, the more so the longer the steps are.
-        lambda: _optimizer(2e-3 if model == "bert" else 2e-4),
-        _batches(model),
-        _loss,
-        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
-        (".*layer_norm",) if model == "bert" else (),
+        optimizer=lambda: _optimizer(2e-3 if is_bert else 2e-4),
+        batches=suite.four_in_turn(lambda: _batch(model, rng)),
+        loss=_loss,
+        compile_with={"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        keep_float32=[".*layer_norm"] if is_bert else [],
+        tolerance=2e-3 if is_bert else 0.15,
+        # In Keras' own wrapper AdamW forgets to clip, so here it does not clip: docs/reference/legacy_optimizers.md.
+        in_keras_wrapper=lambda: _optimizer(2e-4, 0.0),
+        recomputed=lambda made: tfmp.recompute_layers(made, blocks),
+        rounding=(1e-5, 1e-6),
+        lacks=frozenset() if is_bert else frozenset({"resume", "two replicas"}),
     )
 
 
-every_model = pytest.mark.parametrize("model", _MAKES)
-
-
-@pytest.mark.feature("float32's curve")
-@every_model
-def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
-    subject_of = _subject_of(model)
-    expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    bound = {"bert": 2e-3, "resnet": 0.15}[model]
-    assert trainings.farthest(found, expected) < bound
-    assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
-
-
-@pytest.mark.feature("Keras' wrapper")
-@every_model
-def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
-    """In Keras' own wrapper AdamW forgets to clip, so here it does not clip: docs/reference/legacy_optimizers.md."""
-    subject = _subject_of(model)()
-    own = trainings.in_keras_own_wrapper
-    wrappers = (trainings.scaled, functools.partial(own, keras))
-    found, expected = (trainings.fit(subject, subject.at("O2"), wrap(_optimizer(2e-4, 0.0))) for wrap in wrappers)
-    assert trainings.farthest(found, expected) == 0
-
-
-@pytest.mark.feature("overflow")
-@every_model
-def test_overflow_changes_nothing_but_the_scale(model: str) -> None:
-    trainings.assert_skips_an_overflow(_subject_of(model)())
+class TestModels(suite.Suite):
+    models, subject = ("bert", "resnet"), staticmethod(_subject_of)
 
 
 @pytest.mark.feature("O1, O2")
-@every_model
+@pytest.mark.parametrize("model", ["bert", "resnet"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_model_is_made_at_a_level_and_learns(model: str, level: str) -> None:
-    subject = _subject_of(model)()
-    keras.utils.set_random_seed(1)
+    subject = _subject_of(model)
     with tfmp.precision(level):
-        made = _MAKES[model]()
-    assert trainings.computing_in(keras, made, "float32") == set()
+        made = subject.make()
+    assert suite.computing_in(keras, made, "float32") == set()
     if model == "bert":
-        norms = trainings.computing_in(keras, made, "float32", "LayerNormalization")
+        norms = suite.computing_in(keras, made, "float32", "LayerNormalization")
         assert norms == {"embeddings/layer_norm", "self_attention_layer_norm", "output_layer_norm"}
-    losses = trainings.fit(
-        subject._replace(batches=subject.batches[:1] * 8), made, trainings.scaled(subject.optimizer())
-    )
+    eight = dataclasses.replace(subject, batches=subject.batches[:1] * 8)
+    losses = suite.fit(eight, made, suite.scaled(subject.optimizer()))
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.feature("check")
-@every_model
-def test_check_finishes_and_what_it_suggests_trains(model: str) -> None:
-    subject = _subject_of(model)()
-    checked = subject.at("O2")
-    report = tfmp.check_precision(checked, subject.compile_with["loss"], subject.batches[:2], progress=False)
-    assert (report.keep_float32, report.float16_error) == ([], None)
-    if model == "bert":
-        assert report.far_off == []
-    opt = tfmp.LossScaleOptimizer(subject.optimizer(), initial_scale=report.suggested_loss_scale)
-    losses = trainings.fit(subject, checked, opt)
-    assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 
 @pytest.mark.feature("check", "bert")
 def test_check_of_the_float32_model_finds_what_must_be_kept() -> None:
-    subject = _subject_of("bert")()
+    subject = _subject_of("bert")
     model = subject.make()
     report = tfmp.check_precision(model, subject.compile_with["loss"], subject.batches[:1], progress=False)
     assert (report.float16_error, report.keeping_fails, report.far_off) == (None, False, [])
@@ -191,32 +144,15 @@ def test_check_of_the_float32_model_finds_what_must_be_kept() -> None:
     assert math.isfinite(float(_loss(model, subject.batches[0])))
 
 
-@pytest.mark.feature("recompute")
-@every_model
-def test_blocks_are_recomputed_with_the_same_gradients(model: str) -> None:
-    subject = _subject_of(model)()
-    plain = subject.make()
-    recomputed = tfmp.recompute_layers(plain, _BLOCKS[model])
-    assert any(isinstance(each, tfmp.Recompute) for each in recomputed.submodules)
-    found = []
-    for made in (plain, recomputed):
-        with tf.GradientTape() as tape:
-            loss = _loss(made, subject.batches[0])
-        grads = tape.gradient(loss, plain.trainable_variables)
-        found.append([tf.convert_to_tensor(each).numpy() for each in grads])
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
 class _Loop(orbit.StandardTrainer):  # type: ignore[misc, name-defined] # the library may be missing
     """A trainer of orbit that scales the loss by a `GradScaler`."""
 
-    def __init__(self, subject: Subject, factors: list[float]) -> None:
+    def __init__(self, subject: suite.Subject, factors: list[float]) -> None:
         pairs = [(*batch, factor) for batch, factor in zip(subject.batches, factors, strict=False)]
         data = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *each: tf.stack(each), *pairs))
         super().__init__(data)
         self.model, self.optimizer = subject.at("O2"), subject.optimizer()
-        self.scaler = tfmp.GradScaler(trainings.SCALE)
+        self.scaler = tfmp.GradScaler(suite.SCALE)
         self.global_step = orbit.utils.create_global_step()
 
     def train_step(self, iterator: Any) -> None:
@@ -231,24 +167,14 @@ class _Loop(orbit.StandardTrainer):  # type: ignore[misc, name-defined] # the li
 
 @pytest.mark.feature("overflow", "bert")
 def test_orbits_trainer_with_a_grad_scaler_trains_as_the_wrapper_does() -> None:
-    subject = _subject_of("bert")()
+    subject = _subject_of("bert")
     factors = [1.0, 1.0, math.inf, 1.0]
     trainer = _Loop(subject, factors)
     orbit.Controller(trainer=trainer, global_step=trainer.global_step, steps_per_loop=2).train(steps=4)
-    loop = trainings.Loop(subject, subject.at("O2"), trainings.scaled(subject.optimizer()))
+    loop = subject.loop()
     for batch, factor in zip(subject.batches, factors, strict=False):
         loop(batch, factor)
-    assert float(trainer.scaler.get_scale()) == loop.counts[2] == trainings.SCALE / 2
+    assert float(trainer.scaler.get_scale()) == loop.counts[2] == suite.SCALE / 2
     assert int(trainer.optimizer.iterations) == 3
     for found, expected in zip(trainer.model.trainable_variables, loop.model.trainable_variables, strict=True):
         np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.feature("resume", "bert")
-def test_checkpoint_goes_on_in_every_bit(tmp_path: Path) -> None:
-    trainings.assert_resumes(_subject_of("bert")(), tmp_path)
-
-
-@pytest.mark.feature("two replicas", "bert")
-def test_overflow_on_the_second_replica_is_skipped_on_both(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    trainings.assert_replicas_skip_together(_subject_of("bert")(), two_replicas)

@@ -1,16 +1,16 @@
 """Hugging Face's TensorFlow models, with `create_optimizer`."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras2_trainings as trainings
+import keras2_suite as suite
 import numpy as np
 import pytest
 import table
 import tensorflow as tf
-from keras2_trainings import STEPS, Subject
 
 import tfmp
 from benchmarks.legacy_optimizers import load
@@ -93,29 +93,18 @@ def _t5(feed_forward: str = "relu") -> Any:
 _MAKES: dict[str, Callable[[], Any]] = {"bert": _bert, "gpt2": _gpt2, "vit": _vit, "t5": _t5}
 
 
-def _batches(model: str) -> list[tuple[dict[str, tf.Tensor]]]:
-    """Return the inputs of each step, which have the labels; the steps go round among four batches."""
-    rng = np.random.default_rng(0)
-
-    def batch() -> dict[str, np.ndarray]:
-        if model == "vit":
-            images = rng.normal(size=(_ROWS, 3, 16, 16)).astype(np.float32)
-            return {"pixel_values": images, "labels": rng.integers(0, _CLASSES, _ROWS)}
-        words = rng.integers(1, _WORDS, (_ROWS, _LENGTH))
-        labels = {"bert": rng.integers(0, _CLASSES, _ROWS), "gpt2": words, "t5": words[:, :6]}
-        mask = np.ones_like(words)
-        mask[:2, 7:] = 0
-        return {"input_ids": words, "attention_mask": mask, "labels": labels[model]}
-
-    def typed(values: np.ndarray) -> tf.Tensor:
-        return tf.constant(values, tf.int32 if values.dtype == np.int64 else tf.float32)
-
-    four = [({name: typed(values) for name, values in batch().items()},) for _ in range(4)]
-    return [four[index % 4] for index in range(STEPS)]
-
-
-def _create_optimizer() -> Any:
-    return transformers.create_optimizer(1e-2, 2 * STEPS, 2, weight_decay_rate=0.01)[0]
+def _batch(model: str, rng: np.random.Generator) -> dict[str, tf.Tensor]:
+    """Return inputs, which have the labels."""
+    words = rng.integers(1, _WORDS, (_ROWS, _LENGTH))
+    mask = np.ones_like(words)
+    mask[:2, 7:] = 0
+    classes = rng.integers(0, _CLASSES, _ROWS)
+    labels = {"bert": classes, "vit": classes, "gpt2": words, "t5": words[:, :6]}[model]
+    if model == "vit":
+        images = rng.normal(size=(_ROWS, 3, 16, 16))
+        return {"pixel_values": tf.constant(images, tf.float32), "labels": tf.constant(labels, tf.int32)}
+    arrays = {"input_ids": words, "attention_mask": mask, "labels": labels}
+    return {name: tf.constant(values, tf.int32) for name, values in arrays.items()}
 
 
 def _loss(model: Any, batch: Any) -> tf.Tensor:
@@ -123,81 +112,37 @@ def _loss(model: Any, batch: Any) -> tf.Tensor:
     return tf.reduce_mean(tf.cast(model(batch[0], training=True).loss, tf.float32))
 
 
+_LACKS = {
+    "bert": frozenset[str](),
+    "t5": frozenset({"two replicas"}),
+    "gpt2": frozenset({"two replicas", "resume"}),
+    "vit": frozenset({"two replicas", "resume"}),
+}
+
+
 @functools.cache
-def _subject_of(model: str) -> Callable[[], Subject]:
-    """Return a function, always the same one, of which the trainings are kept."""
+def _subject_of(model: str) -> suite.Subject:
+    rng, is_t5 = np.random.default_rng(0), model == "t5"
+    batches = suite.four_in_turn(lambda: (_batch(model, rng),))
 
     def make() -> Any:
         tf_keras.utils.set_random_seed(1)
         made = _MAKES[model]()
-        made(_batches(model)[0][0])
+        made(batches[0][0])
         return made
 
-    keeps = _T5_KEEPS if model == "t5" else ()
-    return lambda: Subject(tf_keras, make, _create_optimizer, _batches(model), _loss, keep_float32=keeps)
-
-
-every_model = pytest.mark.parametrize("model", _MAKES)
-
-
-@pytest.mark.feature("float32's curve")
-@every_model
-def test_float16_trains_on_the_curve_of_float32(model: str) -> None:
-    subject_of = _subject_of(model)
-    expected, found = (trainings.losses(subject_of, *of) for of in (("O0", "none"), ("O2", "tfmp")))
-    assert trainings.farthest(found, expected) < (5e-3 if model == "t5" else 2e-3)
-    assert np.mean(expected[-4:]) < 0.9 * np.mean(expected[:4])
-
-
-@pytest.mark.feature("Keras' wrapper")
-@every_model
-def test_losses_are_those_of_keras_own_wrapper(model: str) -> None:
-    subject_of = _subject_of(model)
-    found, expected = (trainings.losses(subject_of, "O2", wrapper) for wrapper in ("tfmp", "Keras"))
-    assert trainings.farthest(found, expected) == 0
-
-
-@pytest.mark.feature("overflow")
-@every_model
-def test_overflow_changes_nothing_but_the_scale(model: str) -> None:
-    trainings.assert_skips_an_overflow(_subject_of(model)())
-
-
-@pytest.mark.feature("O1, O2")
-@every_model
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_levels_compute_in_float16_and_learn(model: str, level: str) -> None:
-    subject = _subject_of(model)()
-    trained = subject.at(level)
-    in_float16 = trainings.computing_in(tf_keras, trained, "float16")
-    expected = trainings.computing_in(tf_keras, subject.make(), "float32")
-    # In T5 the attention's layers are kept.
-    assert in_float16 == ({"wi", "wo"} if model == "t5" else expected)
-    losses = trainings.fit(
-        subject._replace(batches=subject.batches[:1] * 5, compile_with={"run_eagerly": True}),
-        trained,
-        trainings.scaled(subject.optimizer()),
+    return suite.Subject(
+        keras=tf_keras,
+        make=make,
+        optimizer=lambda: transformers.create_optimizer(1e-2, 2 * suite.STEPS, 2, weight_decay_rate=0.01)[0],
+        batches=batches,
+        loss=_loss,
+        compile_with={},
+        keep_float32=_T5_KEEPS if is_t5 else [],
+        float32=frozenset("qkvo" if is_t5 else ""),
+        tolerance=5e-3 if is_t5 else 2e-3,
+        lacks=_LACKS[model],
     )
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.feature("check")
-@every_model
-def test_check_finishes_and_what_it_suggests_trains(model: str) -> None:
-    subject = _subject_of(model)()
-    batches = [(inputs, inputs["labels"]) for (inputs,) in subject.batches[:2]]
-    checked = subject.make()
-    report = tfmp.check_precision(checked, lambda labels, outputs: outputs.loss, batches, progress=False)
-    assert (report.float16_error, report.keeping_fails, report.far_off) == (None, False, [])
-    assert 2**8 <= report.suggested_loss_scale <= 2**20
-    assert report.float16_loss == pytest.approx(report.loss, rel=1e-3)
-    kept = {name for name in report.keep_float32 if "/" not in name}
-    assert kept == ({"encoder"} if model == "t5" else set())
-    tfmp.set_precision(checked, "O2", keep_float32=report.keep_float32)
-    assert trainings.computing_in(tf_keras, checked, "float16") >= ({"wi", "wo"} if model == "t5" else set())
-    manager = tfmp.ExponentialUpdateLossScaleManager(report.suggested_loss_scale, 2000)
-    found = trainings.fit(subject, checked, tfmp.LossScaleOptimizer(subject.optimizer(), manager))
-    assert trainings.farthest(found, trainings.losses(_subject_of(model), "O0", "none")) < 0.01
 
 
 #: Where the models have their blocks, and under which name.
@@ -209,58 +154,60 @@ _BLOCKS: dict[str, Callable[[Any], list[tuple[Any, str]]]] = {
 }
 
 
-@pytest.mark.feature("recompute")
-@every_model
-def test_blocks_are_recomputed_with_the_same_gradients(model: str) -> None:
-    subject = _subject_of(model)()
+class TestTransformers(suite.Suite):
+    models, subject = tuple(_MAKES), staticmethod(_subject_of)
 
-    def gradients(of: Any) -> dict[str, np.ndarray]:
-        with tf.GradientTape() as tape:
-            loss = _loss(of, subject.batches[0])
-        grads = tape.gradient(loss, of.trainable_variables)
-        return {
-            _name_within(variable): tf.convert_to_tensor(grad).numpy()
-            for variable, grad in zip(of.trainable_variables, grads, strict=True)
-            if grad is not None
-        }
+    @pytest.mark.feature("check")
+    def test_check_finishes_and_what_it_suggests_trains(self, model: str) -> None:
+        subject = _subject_of(model)
+        batches = [(inputs, inputs["labels"]) for (inputs,) in subject.batches[:2]]
+        checked = subject.make()
+        report = tfmp.check_precision(checked, lambda labels, outputs: outputs.loss, batches, progress=False)
+        assert (report.float16_error, report.keeping_fails, report.far_off) == (None, False, [])
+        assert 2**8 <= report.suggested_loss_scale <= 2**20
+        assert report.float16_loss == pytest.approx(report.loss, rel=1e-3)
+        assert {name for name in report.keep_float32 if "/" not in name} == ({"encoder"} if model == "t5" else set())
+        tfmp.set_precision(checked, "O2", keep_float32=report.keep_float32)
+        assert suite.computing_in(tf_keras, checked, "float16") >= ({"wi", "wo"} if model == "t5" else set())
+        opt = tfmp.LossScaleOptimizer(subject.optimizer(), initial_scale=report.suggested_loss_scale)
+        assert suite.farthest(suite.fit(subject, checked, opt), suite.losses(subject, "O0")) < 0.01
 
-    plain, recomputed = subject.make(), _MAKES[model]()
-    with pytest.raises(TypeError, match=r"is subclassed and cannot be rebuilt: wrap its layers in tfmp\.Recompute"):
-        tfmp.recompute_layers(plain, ".*")
-    for holder, name in _BLOCKS[model](recomputed):
-        setattr(holder, name, [tfmp.Recompute(block) for block in getattr(holder, name)])
-    recomputed(subject.batches[0][0])
-    values = {_name_within(weight): weight for weight in plain.weights}
-    for weight in recomputed.weights:
-        weight.assign(values[_name_within(weight)])
-    found, expected = gradients(recomputed), gradients(plain)
-    assert found.keys() == expected.keys()
-    # Gradients of a variable that several layers use, such as T5's embedding, are summed in another order.
-    for name, grad in found.items():
-        np.testing.assert_allclose(grad, expected[name], rtol=1e-5, atol=1e-6)
+    @pytest.mark.feature("recompute")
+    def test_recomputed_layers_have_the_same_gradients(self, model: str) -> None:
+        subject = _subject_of(model)
+
+        def gradients(of: Any) -> dict[str, np.ndarray]:
+            with tf.GradientTape() as tape:
+                loss = _loss(of, subject.batches[0])
+            grads = zip(of.trainable_variables, tape.gradient(loss, of.trainable_variables), strict=True)
+            return {_within(each): tf.convert_to_tensor(grad).numpy() for each, grad in grads if grad is not None}
+
+        plain, recomputed = subject.make(), _MAKES[model]()
+        with pytest.raises(TypeError, match=r"is subclassed and cannot be rebuilt: wrap its layers in tfmp\.Recompute"):
+            tfmp.recompute_layers(plain, ".*")
+        for holder, name in _BLOCKS[model](recomputed):
+            setattr(holder, name, [tfmp.Recompute(block) for block in getattr(holder, name)])
+        recomputed(subject.batches[0][0])
+        values = {_within(weight): weight for weight in plain.weights}
+        for weight in recomputed.weights:
+            weight.assign(values[_within(weight)])
+        found, expected = gradients(recomputed), gradients(plain)
+        assert found.keys() == expected.keys()
+        # Gradients of a variable that several layers use, such as T5's embedding, are summed in another order.
+        for name, grad in found.items():
+            np.testing.assert_allclose(grad, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def _name_within(weight: Any) -> str:
+def _within(weight: Any) -> str:
     """Return a variable's name without that of the model, which is numbered."""
     return str(weight.name).partition("/")[2]
 
 
-@pytest.mark.feature("resume")
-@pytest.mark.parametrize("model", ["bert", "t5"])
-def test_checkpoint_goes_on_in_every_bit(model: str, tmp_path: Path) -> None:
-    trainings.assert_resumes(_subject_of(model)(), tmp_path)
-
-
-@pytest.mark.feature("two replicas", "bert")
-def test_overflow_on_the_second_replica_is_skipped_on_both(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    trainings.assert_replicas_skip_together(_subject_of("bert")(), two_replicas)
-
-
 @pytest.mark.feature("callbacks", "bert")
 def test_callbacks_of_tfmp_go_with_those_of_the_library(tmp_path: Path) -> None:
-    subject = _subject_of("bert")()
+    subject = _subject_of("bert")
     model = subject.at("O2")
-    model.compile(trainings.scaled(subject.optimizer()))
+    model.compile(suite.scaled(subject.optimizer()))
     inputs = {name: values[:4] for name, values in subject.batches[0][0].items()}
     data = tf.data.Dataset.from_tensor_slices(inputs).batch(2)
     seen = []
@@ -281,7 +228,7 @@ def test_callbacks_of_tfmp_go_with_those_of_the_library(tmp_path: Path) -> None:
             tf_keras.callbacks.ModelCheckpoint(tmp_path / "weights", save_weights_only=True),
         ],
     ).history
-    assert history["loss_scale"] == [trainings.SCALE] * 2
+    assert history["loss_scale"] == [suite.SCALE] * 2
     assert history["skipped_steps"] == [0, 0]
     assert len(history["accuracy"]) == len(seen) == 2
 
@@ -290,7 +237,7 @@ def _with_large_hidden_states(feed_forward: str, factor: float) -> Any:
     """Return a T5 whose encoder has hidden states as large as those of trained ones, or larger."""
     tf_keras.utils.set_random_seed(1)
     model = _t5(feed_forward)
-    model(_batches("t5")[0][0])
+    model(_subject_of("t5").batches[0][0])
     weights = [each for each in model.encoder.block[0].weights if "/wo/" in each.name]
     weights[0].assign(weights[0] * factor)
     return model
@@ -299,8 +246,9 @@ def _with_large_hidden_states(feed_forward: str, factor: float) -> Any:
 @pytest.mark.feature("float32's curve", "t5")
 def test_t5_is_nan_with_keras_own_wrapper_as_it_is_made() -> None:
     """If this fails, transformers has mended T5, and the page need not say any more what to keep in float32."""
-    subject = _subject_of("t5")()._replace(keep_float32=(), batches=_batches("t5")[:2])
-    found = trainings.fit(subject, subject.at("O2"), trainings.in_keras_own_wrapper(tf_keras, subject.optimizer()))
+    subject = _subject_of("t5")
+    subject = dataclasses.replace(subject, keep_float32=[], batches=subject.batches[:2])
+    found = suite.fit(subject, subject.at("O2"), suite.in_keras_own_wrapper(tf_keras, subject.optimizer()))
     assert np.all(np.isnan(found))
 
 
@@ -312,16 +260,18 @@ def test_t5_is_nan_with_keras_own_wrapper_as_it_is_made() -> None:
 def test_t5_with_large_hidden_states_trains_on_the_curve_of_float32(
     feed_forward: str, factor: float, also: Sequence[str]
 ) -> None:
-    subject = _subject_of("t5")()._replace(
+    subject = _subject_of("t5")
+    subject = dataclasses.replace(
+        subject,
         make=lambda: _with_large_hidden_states(feed_forward, factor),
         keep_float32=[*_T5_KEEPS, *also],
-        batches=_batches("t5")[:10],
+        batches=subject.batches[:10],
     )
-    expected = trainings.fit(subject, subject.at("O0"), subject.optimizer())
+    expected = suite.fit(subject, subject.at("O0"), subject.optimizer())
     model = subject.at("O2")
-    assert trainings.computing_in(tf_keras, model.decoder, "float16") >= {"wo"}
-    found = trainings.fit(subject, model, trainings.scaled(subject.optimizer()))
-    assert trainings.farthest(found, expected) < 0.01
+    assert suite.computing_in(tf_keras, model.decoder, "float16") >= {"wo"}
+    found = suite.fit(subject, model, suite.scaled(subject.optimizer()))
+    assert suite.farthest(found, expected) < 0.01
 
 
 @pytest.mark.feature("float32's curve", "t5")
@@ -332,7 +282,7 @@ def test_t5_without_what_is_kept_for_large_hidden_states_computes_wrongly(factor
     def encoded(keep: Sequence[str]) -> np.ndarray:
         model = _with_large_hidden_states("relu", factor)
         tfmp.set_precision(model, "O2", keep_float32=keep)
-        return model(_batches("t5")[0][0]).encoder_last_hidden_state.numpy()
+        return model(_subject_of("t5").batches[0][0]).encoder_last_hidden_state.numpy()
 
     found = encoded(["shared", ".*Attention"] if is_finite else _T5_KEEPS)
     assert bool(np.all(np.isfinite(found))) == is_finite

@@ -1,0 +1,289 @@
+"""What the models of every library for Keras 2 keep, trained as users train them: by `fit`, and in a loop of their own.
+
+A library has a class that derives from `Suite` and names its models.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfmp
+from benchmarks.legacy_optimizers import load
+
+STEPS = 20
+
+#: The scale that trainings start from.
+SCALE = 2.0**10
+
+_feature = pytest.mark.feature
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Subject:
+    """A model of a library.
+
+    Attributes:
+        keras: The Keras of the library.
+        make: Returns a new model that has its variables, each time with the same values.
+        optimizer: Makes its optimizer.
+        batches: What `train_on_batch` takes, by steps.
+        loss: The loss in a loop of the user's, of the model and of a batch.
+        compile_with: The arguments of `compile` but the optimizer.
+        keep_float32: The layers that float16 does not suit.
+        float32: The names of the Dense layers that stay in float32 by that.
+        tolerance: The largest relative difference between losses in float16 and in float32.
+        falls: What part of the first losses the last ones are at most.
+        in_keras_wrapper: Another optimizer, where Keras' own wrapper has a fault with this one.
+        recomputed: Lets layers of a model be recomputed, and returns it.
+        rounding: The relative and the absolute difference of gradients that are recomputed.
+        lacks: The features that are not tested with it, or by tests of its own.
+    """
+
+    keras: ModuleType
+    make: Callable[[], Any]
+    optimizer: Callable[[], Any]
+    batches: Sequence[tuple[Any, ...]]
+    loss: Callable[[Any, Any], tf.Tensor]
+    compile_with: Mapping[str, Any]
+    keep_float32: Sequence[str] = ()
+    float32: frozenset[str] = frozenset()
+    tolerance: float = 2e-3
+    falls: float = 0.9
+    in_keras_wrapper: Callable[[], Any] | None = None
+    recomputed: Callable[[Any], Any] | None = None
+    rounding: tuple[float, float] = (0.0, 0.0)
+    lacks: frozenset[str] = frozenset()
+
+    def at(self, level: str) -> Any:
+        """Return a new model at a level."""
+        model = self.make()
+        tfmp.set_precision(model, level, keep_float32=self.keep_float32)
+        return model
+
+    def loop(self, strategy: Any = None) -> "Loop":
+        """Return a loop that trains a new model at O2."""
+        return Loop(self, self.at("O2"), scaled(self.optimizer()), strategy)
+
+
+def four_in_turn(batch: Callable[[], Any]) -> list[Any]:
+    """Return the batches of all steps, which are four that are drawn."""
+    four = [batch() for _ in range(4)]
+    return [four[index % 4] for index in range(STEPS)]
+
+
+def keras_of(layer_class: type) -> ModuleType:
+    """Return the Keras that a library's class derives from.
+
+    `tf.keras` of TensorFlow 2.15 is tf_keras if transformers, or model-optimization, was imported before its first use.
+    """
+    names = [each.__module__.partition(".")[0] for each in layer_class.__mro__]
+    return load(next(name for name in names if name in {"keras", "tf_keras"}))
+
+
+def scaled(opt: Any) -> Any:
+    """Return an optimizer in tfmp's wrapper."""
+    return tfmp.LossScaleOptimizer(opt, initial_scale=SCALE)
+
+
+def in_keras_own_wrapper(keras: ModuleType, opt: Any) -> Any:
+    """Return an optimizer in the wrapper of its own Keras."""
+    return keras.mixed_precision.LossScaleOptimizer(opt, initial_scale=SCALE)
+
+
+def fit(subject: Subject, model: Any, opt: Any) -> np.ndarray:
+    """Train a model by Keras, and return the losses."""
+    model.compile(opt, **subject.compile_with)
+    return np.array([model.train_on_batch(*batch, return_dict=True)["loss"] for batch in subject.batches])
+
+
+@functools.cache
+def losses(subject: Subject, level: str) -> np.ndarray:
+    """Return the losses of `fit` at a level: without a wrapper at O0."""
+    opt = subject.optimizer()
+    return fit(subject, subject.at(level), opt if level == "O0" else scaled(opt))
+
+
+def farthest(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest relative difference of losses; NaN if one is NaN."""
+    return float(np.max(np.abs(found / expected - 1)))
+
+
+def learns(found: np.ndarray, falls: float) -> bool:
+    """Return whether the last losses are at most this part of the first ones."""
+    return float(np.mean(found[-4:])) < falls * float(np.mean(found[:4]))
+
+
+def computing_in(keras: ModuleType, model: Any, dtype: str, kind: str = "Dense") -> set[str]:
+    """Return the names of the layers of a class that compute in a type."""
+    of_kind = [each for each in model.submodules if isinstance(each, getattr(keras.layers, kind))]
+    return {layer.name for layer in of_kind if layer.compute_dtype == dtype}
+
+
+def assert_equal(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> None:
+    """Fail unless all arrays are equal in every bit."""
+    for first, second in zip(one, two, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+class Loop:
+    """A training loop as the documentation of Keras' own wrapper has it; `factor` is what a loss is multiplied by."""
+
+    def __init__(self, subject: Subject, model: Any, opt: Any, strategy: Any = None) -> None:
+        self.model, self.optimizer = model, opt
+        self._strategy = strategy
+        replicas = strategy.num_replicas_in_sync if strategy is not None else 1
+
+        def step(batch: Any, factor: tf.Tensor) -> tf.Tensor:
+            variables = model.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = subject.loss(model, batch) * factor
+                value = opt.get_scaled_loss(loss / replicas)
+            grads = opt.get_unscaled_gradients(tape.gradient(value, variables))
+            opt.apply_gradients(zip(grads, variables, strict=True))
+            return loss
+
+        self._step = tf.function(step if strategy is None else lambda *args: strategy.run(step, args))
+
+    def __call__(self, batch: Any, factor: float | Sequence[float] = 1.0) -> Any:
+        """Take a step; with a strategy, each replica has its batch and factor."""
+        if self._strategy is None:
+            return float(self._step(batch, tf.constant(factor, tf.float32)))
+        return self._step(*(self._per_replica(each) for each in (batch, [tf.constant(each) for each in factor])))
+
+    def _per_replica(self, values: Sequence[Any]) -> Any:
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: values[context.replica_id_in_sync_group]
+        )
+
+    @property
+    def state(self) -> list[np.ndarray]:
+        """The values of the trained weights and of the inner optimizer's variables."""
+        inner, trained = self.optimizer.inner_optimizer, self.model.trainable_variables
+        if hasattr(inner, "get_slot"):
+            # A legacy optimizer has its slots in the order in which they were made, or restored.
+            slots = [inner.get_slot(each, name) for name in inner.get_slot_names() for each in trained]
+            return [each.numpy() for each in [*trained, *slots, inner.iterations]]
+        return [each.numpy() for each in [*trained, *inner.variables]]
+
+    @property
+    def counts(self) -> tuple[int, int, float]:
+        """The applied and the skipped steps, and the loss scale."""
+        opt = self.optimizer
+        return int(opt.applied_steps), int(opt.skipped_steps), float(opt.loss_scale)
+
+
+class Suite:
+    """The tests of the models of a library: their names, and a function of a name that returns the subject."""
+
+    models: ClassVar[Sequence[str]]
+    subject: ClassVar[Callable[[str], Subject]]
+
+    @_feature("float32's curve")
+    def test_float16_trains_on_the_curve_of_float32(self, model: str) -> None:
+        subject = self.subject(model)
+        expected = losses(subject, "O0")
+        assert farthest(losses(subject, "O2"), expected) < subject.tolerance
+        assert learns(expected, subject.falls)
+
+    @_feature("Keras' wrapper")
+    def test_losses_are_those_of_keras_own_wrapper(self, model: str) -> None:
+        subject = self.subject(model)
+        make = subject.in_keras_wrapper or subject.optimizer
+        expected = fit(subject, subject.at("O2"), in_keras_own_wrapper(subject.keras, make()))
+        found = fit(subject, subject.at("O2"), scaled(make())) if subject.in_keras_wrapper else losses(subject, "O2")
+        assert farthest(found, expected) == 0
+
+    @_feature("overflow")
+    def test_overflow_changes_nothing_but_the_scale(self, model: str) -> None:
+        subject = self.subject(model)
+        loop = subject.loop()
+        first = [loop(batch) for batch in subject.batches[:4]]
+        before = loop.state
+        loop(subject.batches[4], math.inf)
+        assert_equal(loop.state, before)
+        assert loop.counts == (4, 1, SCALE / 2)
+        # The same batches again, so that the losses can be compared.
+        again = [loop(batch) for batch in subject.batches[:4]]
+        assert loop.counts == (8, 1, SCALE / 2)
+        assert np.mean(again) < np.mean(first)
+
+    @_feature("O1, O2")
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_levels_compute_in_float16_and_learn(self, model: str, level: str) -> None:
+        subject = self.subject(model)
+        trained = subject.at(level)
+        assert computing_in(subject.keras, trained, "float16")
+        assert computing_in(subject.keras, trained, "float32") == subject.float32
+        assert learns(losses(subject, level), subject.falls)
+
+    @_feature("check")
+    def test_check_finishes_and_what_it_suggests_trains(self, model: str) -> None:
+        subject = self.subject(model)
+        checked = subject.at("O2")
+        report = tfmp.check_precision(checked, subject.compile_with["loss"], subject.batches[:2], progress=False)
+        assert (report.keep_float32, report.far_off, report.float16_error) == ([], [], None)
+        assert report.float16_loss == pytest.approx(report.loss, rel=0.01)
+        opt = tfmp.LossScaleOptimizer(subject.optimizer(), initial_scale=report.suggested_loss_scale)
+        found = fit(subject, checked, opt)
+        assert farthest(found, losses(subject, "O0")) < 10 * subject.tolerance
+        assert learns(found, 1.0)
+
+    @_feature("recompute")
+    def test_recomputed_layers_have_the_same_gradients(self, model: str) -> None:
+        subject = self.subject(model)
+        assert subject.recomputed is not None
+        found = []
+        for made in (subject.make(), subject.recomputed(subject.make())):
+            with tf.GradientTape() as tape:
+                loss = subject.loss(made, subject.batches[0])
+            grads = tape.gradient(loss, made.trainable_variables)
+            found.append([tf.convert_to_tensor(each).numpy() for each in grads])
+        assert any(isinstance(each, tfmp.Recompute) for each in made.submodules)
+        relative, absolute = subject.rounding
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=relative, atol=absolute)
+
+    @_feature("resume")
+    def test_checkpoint_goes_on_in_every_bit(self, model: str, tmp_path: Path) -> None:
+        subject = self.subject(model)
+        loop, other = subject.loop(), subject.loop()
+        for index, batch in enumerate(subject.batches[:4]):
+            loop(batch, math.inf if index == 1 else 1.0)
+        saved = tf.train.Checkpoint(model=loop.model, optimizer=loop.optimizer).save(tmp_path / "checkpoint")
+        tf.train.Checkpoint(model=other.model, optimizer=other.optimizer).restore(saved)
+        for batch in subject.batches[4:8]:
+            assert other(batch) == loop(batch)
+        assert_equal(other.state, loop.state)
+        # Around a legacy optimizer the counts of steps begin anew; its own iterations are in the state.
+        assert loop.counts == (7, 1, SCALE / 2)
+        assert other.counts[2] == SCALE / 2
+
+    @_feature("two replicas")
+    def test_overflow_on_the_second_replica_is_skipped_on_both(
+        self, model: str, two_replicas: tf.distribute.MirroredStrategy
+    ) -> None:
+        subject = self.subject(model)
+        alone = subject.loop()
+        with two_replicas.scope():
+            loop = subject.loop(two_replicas)
+        for batch in subject.batches[:2]:
+            alone(batch)
+            loop([batch, batch], [1.0, 1.0])
+        before = loop.state
+        loop([subject.batches[2]] * 2, [1.0, math.inf])
+        assert_equal(loop.state, before)
+        assert loop.counts == (2, 1, SCALE / 2)
+        # Both replicas have the batches of the one. The halves of gradients lose bits where float16 is subnormal.
+        expected = alone(subject.batches[3])
+        found = loop([subject.batches[3]] * 2, [1.0, 1.0])
+        for loss in tf.nest.flatten(found.values):
+            assert float(loss) == pytest.approx(expected, rel=5e-3)
+        assert loop.counts == (3, 1, SCALE / 2)
