@@ -13,8 +13,6 @@ _MARKERS = {
     "promise(*numbers)": "holds these promises of docs/explanation/step.md",
     "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
     "feature(name, model)": "is about this column of these tables, and this row: by default, the parameter `model`",
-    "essential(*cases)": "has no meaning any more",
-    "home(name)": "has no meaning any more",
 }
 
 
