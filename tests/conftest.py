@@ -3,7 +3,12 @@
 import importlib.util
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples in each run. To look for others: --hypothesis-profile=default
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 _MARKERS = {
     "graph": "builds its own graphs, and therefore also runs with --v1-behavior",

@@ -439,7 +439,7 @@ _ITERATIONS = st.builds(
 @pytest.mark.promise(1, 2, 3, 5, 6, 9, 16)
 @pytest.mark.parametrize("way", ["eager", "function", pytest.param("graph", marks=pytest.mark.graph)])
 def test_random_calls_do_what_the_page_says(way: str) -> None:
-    @settings(deadline=None, max_examples={"eager": 25, "function": 10, "graph": 5}[way])
+    @settings(max_examples={"eager": 25, "function": 10, "graph": 5}[way])
     @given(st.lists(_ITERATIONS, min_size=1, max_size=4), st.sampled_from([True, True, True, False]))
     def run(program: list[_Iteration], enabled: bool) -> None:
         _WAYS[way](program, enabled)

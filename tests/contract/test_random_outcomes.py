@@ -52,8 +52,6 @@ def _plain(name: str) -> Host:
 @settings(
     phases=[Phase.explicit, Phase.generate],
     max_examples=_SETTINGS,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @given(

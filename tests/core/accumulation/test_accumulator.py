@@ -157,7 +157,7 @@ def _micro_batches(draw: st.DrawFn) -> tuple[list[Any], float]:
     return grads, scale
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.builds(Model, *_SETTINGS, saturates=st.booleans()), st.lists(_micro_batches(), min_size=3, max_size=8))
 def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> None:
     accumulator = model.accumulator()

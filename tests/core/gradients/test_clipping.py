@@ -131,7 +131,7 @@ def test_limit_may_be_a_tensor_has_the_precision_of_float64_and_is_not_ignored_i
 _VALUES = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(_VALUES, min_size=3, max_size=3), min_size=2, max_size=2), st.floats(2.0**-10, 2.0**14))
 def test_ordinary_gradients_are_clipped_as_by_tensorflow(values: list[list[float]], limit: float) -> None:
     grads = [tf.constant(values[0]), tf.IndexedSlices(tf.constant(values[1]), tf.constant([2, 0, 2]))]

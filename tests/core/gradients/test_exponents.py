@@ -165,7 +165,7 @@ def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
     # One shape, so that a function is traced once.
     size = 16
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
     def counts_alike(bits: list[int]) -> None:
         array = np.array(bits, np.uint32).view(np.float32)

@@ -84,7 +84,7 @@ def _rules(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rule=_rules(), seed=st.integers(0, 2**32 - 1))
 def test_rule_is_that_of_the_docstring(rule: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -146,7 +146,7 @@ def _settings(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rule=_settings(), seed=st.integers(0, 2**32 - 1))
 def test_scale_is_a_power_of_two_within_its_bounds_whatever_happens(rule: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)

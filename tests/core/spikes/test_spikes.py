@@ -41,7 +41,7 @@ def _state(detector: tfmp.SpikeDetector) -> dict[str, Any]:
 _NORMS = st.lists(st.sampled_from([0.0, 0.9, 1.0, 1.1, 1.2, 2.0, 2.9, 3.1, 50.0, 1e6, math.inf, math.nan]), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.builds(oracle.Spikes, st.sampled_from([None, 2, 3, 4, 8]), max_norm=st.sampled_from([5.0, math.inf])).filter(
         lambda rule: rule != oracle.Spikes(None)

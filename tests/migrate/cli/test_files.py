@@ -224,7 +224,7 @@ _LINES = st.sampled_from(
     last_end=st.sampled_from(["", "\n", "\r\n", "\r"]),
     bom=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_untouched_lines_keep_their_bytes(
     lines: list[tuple[str, str]], place: int, end: str, last_end: str, *, bom: bool
 ) -> None:
