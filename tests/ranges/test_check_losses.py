@@ -122,6 +122,7 @@ def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> No
     found = model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0)
     expected = pytest.approx(found[0] if isinstance(found, list) else found, rel=1e-5)
     x, y = (tf.cast(each, tf.float32) if np.asarray(each).dtype == np.float64 else tf.constant(each) for each in (x, y))
+    weights = None if weights is None else tf.constant(weights)
     # Layers that draw do so as in inference, and no other layer here trains in another way.
     of_keras = gradients(model, lambda: model.compute_loss(x, y, model(x, training=False), weights))
     if name == "not reduced":
