@@ -151,6 +151,9 @@ class _Training:
         passed = dict(enumerate(self._scaled)) | (self._results if call.passes != "arguments" else {})
         if call.passes == "clipped":
             passed |= {index: tf.clip_by_value(each, -_CLIP, _CLIP) for index, each in self._results.items()}
+        if not self.scaler.enabled:
+            # The optimizer gets them as they are, and Keras refuses gradients of two graphs.
+            passed = {index: tf.identity(each) for index, each in passed.items()}
         steps = [
             (self.optimizers[each], [(passed[index], self.weights[index]) for index in (2 * each, 2 * each + 1)])
             for each in call.optimizers
