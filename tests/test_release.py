@@ -31,8 +31,9 @@ def test_workflow_runs_every_environment_with_tests() -> None:
     others |= {"digits", "ranges", "spikes", "lora", "bert", "mutation", "gpu", "port_tests"}
     assert {*each_change, *each_week} == environments - others
     [matrix] = re.findall(r"(?m)^labels = \{ matrix = \[(.*)\] \}$", settings)
-    # There all that `py313` has runs.
+    # There all that `tf216_every` and `py313` have runs.
     assert {*matrix.replace('"', "").split(", ")} == {*each_change, *each_week, "plain", "horovod"} - {
         "checks",
+        "tf216",
         "py313_smoke",
     }
