@@ -1,6 +1,6 @@
 """The scenarios: what every host is fed, with which settings; the oracle says what each step must do.
 
-A new scenario is one row of `SCENARIOS`. A name of a mechanism in `needs` leaves it out where a host lacks that.
+A new scenario is one row of `SCENARIOS`, or of `REPLICATED`.
 """
 
 import dataclasses

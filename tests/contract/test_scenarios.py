@@ -62,12 +62,6 @@ def _replicated_cases() -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module")
-def strategy() -> tf.distribute.MirroredStrategy:
-    # The default, collective ops, fails when one process makes a second strategy.
-    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
-
-
 @pytest.mark.promise(8, 9, 10, 11, 12, 14)
 @pytest.mark.parametrize(("name", "scenario_name"), _replicated_cases())
 def test_replicas_do_together_what_the_oracle_says(
@@ -97,18 +91,13 @@ def test_training_that_stops_anywhere_goes_on_in_every_bit(name: str, scenario: 
     whole.begin()
     expected = []
     for number, part in enumerate(parts):
-        expected.append([_saved(state) for state in whole.train(part)[1:]])
+        expected.append([checks.saved(state) for state in whole.train(part)[1:]])
         whole.save(tmp_path / str(number))
     for number in range(3):
         resumed = make(STRUCTURE, scenario.rule, scenario.settings)
         resumed.restore(tmp_path / str(number))
         for part, states in zip(parts[number + 1 :], expected[number + 1 :], strict=True):
-            assert [_saved(state) for state in resumed.train(part)[1:]] == states
-
-
-def _saved(state: Any) -> Any:
-    """Return what a checkpoint holds of a state. In graphs the counts start at 0 in each session."""
-    return [value.tolist() for value in state.moving], state.steps, float(state.told["loss_scale"])
+            assert [checks.saved(state) for state in resumed.train(part)[1:]] == states
 
 
 def _log_max() -> dict[str, Any]:

@@ -54,6 +54,11 @@ def violations(course: Course, states: Sequence[State], plain: Host | None, *, r
     return found
 
 
+def saved(state: State) -> Any:
+    """Return what a checkpoint holds of a state. In graphs the counts start at 0 in each session."""
+    return [value.tolist() for value in state.moving], state.steps, float(state.told["loss_scale"])
+
+
 def description(states: Sequence[State]) -> str:
     """Return a description of which steps were applied or skipped, and of the changes of the scale.
 

@@ -295,8 +295,8 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-class V1Eager(Host):
-    """A `tf.compat.v1.train.Optimizer` in eager code.
+class Loop(Host):
+    """A loop in eager code or in a function, whose variables are made anew by `begin`.
 
     Args:
         compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
@@ -317,13 +317,25 @@ class V1Eager(Host):
         self._compiled = compiled
         self._strategy = strategy or tf.distribute.get_strategy()
 
+    @abc.abstractmethod
+    def _make(self) -> None:
+        """Make the variables and the optimizer, in the strategy's scope."""
+
+    @abc.abstractmethod
+    def _on_replica(self, fed: Fed) -> None:
+        """Take a step on one replica."""
+
+    @abc.abstractmethod
+    def _state(self) -> State:
+        """Return the state after the last step."""
+
+    @abc.abstractmethod
+    def _checkpoint(self) -> tf.train.Checkpoint:
+        """Return the checkpoint of all that goes on."""
+
     def begin(self) -> None:
         with self._strategy.scope():
-            self._variables = {name: tf.Variable(value, name=name) for name, value in self.structure.initial.items()}
-            only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
-            self._inner = v1_optimizer(self.structure)
-            self._opt = self.optimizer(self._inner)
+            self._make()
         signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
         self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
 
@@ -335,9 +347,32 @@ class V1Eager(Host):
         return states
 
     def _take_step(self, feds: Sequence[Fed]) -> None:
-        run_on_replicas(self._strategy, self._minimize, feds)
+        run_on_replicas(self._strategy, self._on_replica, feds)
 
-    def _minimize(self, fed: Fed) -> None:
+    def save(self, directory: Path) -> None:
+        self._checkpoint().save(directory / "checkpoint")
+
+    def restore(self, directory: Path) -> None:
+        self.begin()
+        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
+
+
+def step_counter() -> tf.Variable:
+    """Make a count of steps, of which the replicas of a strategy write one."""
+    only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
+
+
+class V1Eager(Loop):
+    """A `tf.compat.v1.train.Optimizer` in eager code, or in a function."""
+
+    def _make(self) -> None:
+        self._variables = {name: tf.Variable(value, name=name) for name, value in self.structure.initial.items()}
+        self._step = step_counter()
+        self._inner = v1_optimizer(self.structure)
+        self._opt = self.optimizer(self._inner)
+
+    def _on_replica(self, fed: Fed) -> None:
         minimize(
             self._opt,
             lambda: self.structure.loss(self._variables, fed),
@@ -345,13 +380,6 @@ class V1Eager(Host):
             list(self._variables.values()),
             self._clip,
         )
-
-    def save(self, directory: Path) -> None:
-        self._checkpoint().save(directory / "checkpoint")
-
-    def restore(self, directory: Path) -> None:
-        self.begin()
-        self._checkpoint().restore(tf.train.latest_checkpoint(directory))
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         parts = {"step": self._step, "optimizer": self._inner, **self._variables}

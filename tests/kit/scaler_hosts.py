@@ -1,28 +1,25 @@
 """The hosts that are loops with `tfmp.GradScaler`, around optimizers of TensorFlow 1 and of each Keras."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, Settings, State, run_on_replicas, state_of, told_by, v1_optimizer, weights_and_momenta
+from kit.hosts import Loop, Settings, State, state_of, step_counter, told_by, v1_optimizer, weights_and_momenta
 from kit.keras_hosts import of_tensorflow
-from kit.oracle import Rule, Steps
+from kit.oracle import Rule
 from kit.structures import Fed, Structure
 
 
-class Scaler(Host):
+class Scaler(Loop):
     """A loop that scales, differentiates, steps and updates; with an accumulator it adds up the gradients first.
 
     Args:
         keras: The Keras package; None for an optimizer of TensorFlow 1.
-        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
-            steps.
-        strategy: The strategy with the replicas; by default there is one device.
         averages: Whether the optimizer averages the weights if the structure's options say so.
+        settings: More arguments of `Loop`.
     """
 
     def __init__(
@@ -32,27 +29,18 @@ class Scaler(Host):
         rule: Rule | None,
         make_settings: Settings = dict,
         *,
-        compiled: Callable[..., Any] | None = None,
-        strategy: tf.distribute.Strategy | None = None,
         averages: bool = True,
+        **settings: Any,
     ) -> None:
-        super().__init__(structure, rule, make_settings)
-        self._keras, self._compiled, self._averages = keras, compiled, averages
-        self._strategy = strategy or tf.distribute.get_strategy()
-
-    def begin(self) -> None:
-        with self._strategy.scope():
-            self._make()
-        signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
-        self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
+        super().__init__(structure, rule, make_settings, **settings)
+        self._keras, self._averages = keras, averages
 
     def _make(self) -> None:
         make = tf.Variable if self._keras is None else getattr(self._keras, "Variable", tf.Variable)
         self._weights = {
             name: make(value, name=name, dtype=value.dtype.name) for name, value in self.structure.initial.items()
         }
-        only_first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        self._step = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=only_first)
+        self._step = step_counter()
         self._inner = self._make_inner()
         self._set_up()
         self.scaler.prepare(self._inner, self._weights.values())
@@ -79,16 +67,6 @@ class Scaler(Host):
         if records_norm:
             self.scaler.record_gradient_norm()
 
-    def train(self, steps: Steps) -> list[State]:
-        states = [self._state()]
-        for feds in steps:
-            self._run([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
-            states.append(self._state())
-        return states
-
-    def _take_step(self, feds: Sequence[Fed]) -> None:
-        run_on_replicas(self._strategy, self._on_replica, feds)
-
     def _on_replica(self, fed: Fed) -> None:
         variables = {name: of_tensorflow(weight) for name, weight in self._weights.items()}
         with tf.GradientTape() as tape:
@@ -112,13 +90,6 @@ class Scaler(Host):
         pairs = zip(grads, self._weights.values(), strict=True)
         self.scaler.step(self._inner, pairs, **({"global_step": self._step} if self._keras is None else {}))
         self.scaler.update()
-
-    def save(self, directory: Path) -> None:
-        self._checkpoint().save(directory / "checkpoint")
-
-    def restore(self, directory: Path) -> None:
-        self.begin()
-        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         parts = {"optimizer": self._inner, "scaler": self.scaler, "step": self._step}
