@@ -165,7 +165,17 @@ SCENARIOS = {
         (5,),
         rule=Rule(2.0**12, 4, 2, 4.0, 0.25, 2.0**9, 2.0**13, 2),
     ),
+    "all together": Scenario(
+        [*_OK[:5], _INF, *_OK[:6], *_OK[:2], _SPIKE, *_OK[3:6], _NAN, *_OK[1:5], _SPARSE_INF],
+        (15, 17),
+        window=Window(4, "micro_batch", 6),
+        spikes=Spikes(3),
+        rtol=2e-6,
+    ),
 }
+
+#: What is stopped and resumed.
+RESUMED = SCENARIOS["all together"]
 
 
 def _pair(step: int, **of_second: Any) -> list[Fed]:

@@ -1,5 +1,6 @@
 """Every scenario in every host, compared with the oracle and with the same optimizer without tfmp."""
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +15,7 @@ from kit.hosts import Host, V1Graph
 from kit.installed import hosts, replicated_hosts, rows
 from kit.keras_hosts import compiled
 from kit.oracle import Rule
-from scenarios import REPLICATED, SCENARIOS, STRUCTURE, Scenario
+from scenarios import REPLICATED, RESUMED, SCENARIOS, STRUCTURE, Scenario
 
 import tfmp
 
@@ -75,26 +76,22 @@ def test_replicas_do_together_what_the_oracle_says(
     assert checks.violations(scenario.course(), states, plain, rtol=scenario.rtol) == []
 
 
-#: What is stopped: the micro-batches of a window, of which one is dropped, and the window of a spike detector.
-_RESUMED = {name: SCENARIOS[name] for name in ("windows end with the epoch", "spikes")}
-
-
 @pytest.mark.promise(15)
-@pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
 @pytest.mark.parametrize("name", [name for name in rows(_HOSTS) if not name.values[0].endswith("XLA")])
-def test_training_that_stops_anywhere_goes_on_in_every_bit(name: str, scenario: Scenario, tmp_path: Path) -> None:
-    make, steps = _HOSTS[name].make, scenario.steps()
-    # In the first window, at the end of an epoch, and right after a step that was skipped. Each part is one call of
-    # `fit`, at whose end Keras overwrites weights by their averages.
-    parts = [steps[:3], steps[3:6], steps[6:8], steps[8:]]
-    whole = make(STRUCTURE, scenario.rule, scenario.settings)
+def test_training_that_stops_anywhere_goes_on_in_every_bit(name: str, tmp_path: Path) -> None:
+    make, steps = _HOSTS[name].make, RESUMED.steps()
+    # In the first window, at the end of an epoch, in a window with a spike, and right after it. Each part is one call
+    # of `fit`, at whose end Keras overwrites weights by their averages.
+    parts = [steps[start:end] for start, end in itertools.pairwise([0, 3, 6, 15, 16, None])]
+    whole = make(STRUCTURE, RESUMED.rule, RESUMED.settings)
     whole.begin()
     expected = []
     for number, part in enumerate(parts):
         expected.append([checks.saved(state) for state in whole.train(part)[1:]])
         whole.save(tmp_path / str(number))
-    for number in range(3):
-        resumed = make(STRUCTURE, scenario.rule, scenario.settings)
+    resumed = make(STRUCTURE, RESUMED.rule, RESUMED.settings)
+    for number in range(len(parts) - 1):
+        # A new host, then one that has trained on.
         resumed.restore(tmp_path / str(number))
         for part, states in zip(parts[number + 1 :], expected[number + 1 :], strict=True):
             assert [checks.saved(state) for state in resumed.train(part)[1:]] == states
@@ -139,8 +136,7 @@ def test_manager_gets_the_largest_magnitude_of_all_replicas(
 
 @pytest.mark.promise(17)
 @pytest.mark.parametrize("name", [name for name in _HOSTS if name.endswith(" function")])
-@pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
-def test_function_is_traced_once_whatever_becomes_of_its_steps(name: str, scenario: Scenario) -> None:
+def test_function_is_traced_once_whatever_becomes_of_its_steps(name: str) -> None:
     traces = []
 
     def counted(step: Callable[..., Any], signature: Any) -> Callable[..., Any]:
@@ -150,21 +146,20 @@ def test_function_is_traced_once_whatever_becomes_of_its_steps(name: str, scenar
 
         return compiled(traced, signature)
 
-    host = _HOSTS[name].make(STRUCTURE, scenario.rule, scenario.settings, compiled=counted)
+    host = _HOSTS[name].make(STRUCTURE, RESUMED.rule, RESUMED.settings, compiled=counted)
     host.begin()
-    host.train(scenario.steps()[:1])
+    host.train(RESUMED.steps()[:1])
     # Where the first call makes variables, TensorFlow traces twice.
     at_first = len(traces)
-    host.train(scenario.steps()[1:])
+    host.train(RESUMED.steps()[1:])
     assert at_first in {1, 2}
     assert len(traces) == at_first
 
 
 @pytest.mark.promise(17)
 @pytest.mark.graph
-@pytest.mark.parametrize("scenario", _RESUMED.values(), ids=_RESUMED)
-def test_graph_is_not_changed_by_its_steps(scenario: Scenario) -> None:
-    host = V1Graph(STRUCTURE, scenario.rule, scenario.settings)
+def test_graph_is_not_changed_by_its_steps() -> None:
+    host = V1Graph(STRUCTURE, RESUMED.rule, RESUMED.settings)
     host.graph.finalize()
-    states = checks.train(host, scenario.steps())
-    assert [state.steps for state in states] == [each.applied for each in scenario.course().expected]
+    states = checks.train(host, RESUMED.steps())
+    assert [state.steps for state in states] == [each.applied for each in RESUMED.course().expected]
