@@ -188,6 +188,10 @@ def added_losses(layer: _Layer) -> list[tf.Tensor]:
 #: constructor comes before it among the attributes, and the order is not public.
 SET_BY_CONSTRUCTOR = "_inbound_nodes"
 
+#: What `compile` of Keras 3 sets, and the constructor of a model before it, but in the oldest versions. If it is set by
+#: hand, Keras counts it among the metrics of the user.
+SET_BY_COMPILE = {"_compile_loss", "_compile_metrics", "_loss_tracker"}
+
 
 # Types.
 

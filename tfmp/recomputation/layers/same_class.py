@@ -9,7 +9,13 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from tfmp.hosts.keras.configurations import object_of_config
-from tfmp.hosts.keras.internals import SET_BY_CONSTRUCTOR, compiled_with, put_dtype_policy, set_trainable_of_itself
+from tfmp.hosts.keras.internals import (
+    SET_BY_COMPILE,
+    SET_BY_CONSTRUCTOR,
+    compiled_with,
+    put_dtype_policy,
+    set_trainable_of_itself,
+)
 from tfmp.hosts.keras.which import is_keras2
 from tfmp.recomputation.layers.layer import Recompute
 
@@ -35,7 +41,7 @@ def with_class_of(
     is_plain = type(model) is plain_class
     if not is_plain and type(model).call is not plain_class.call:
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
-    added = [name for name in vars(model) if name not in vars(rebuilt)]
+    added = [name for name in vars(model) if name not in {*vars(rebuilt), *SET_BY_COMPILE}]
     names = list(vars(model))
     # A class may set attributes before it calls the constructor: their layers come first among the weights.
     constructed = names.index(SET_BY_CONSTRUCTOR) if SET_BY_CONSTRUCTOR in names else 0
