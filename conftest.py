@@ -43,7 +43,7 @@ def _has(need: str) -> bool:
 
 collect_ignore = [path for path, need in _NEEDS.items() if not _has(need)]
 
-#: Cases of Keras 2 and Estimator; but the legacy optimizers of tf_keras are others than those of Keras 2.15.
+#: Cases of Keras 2, tf_keras and Estimator; but the legacy optimizers of tf_keras are others than those of Keras 2.15.
 _OLD = re.compile("keras2|tf_keras(?! legacy)|Estimator")
 
 #: The page whose examples save models in the files of Keras.

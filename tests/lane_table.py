@@ -22,11 +22,11 @@ def kind_of(nodeid: str, *, old: bool = False) -> str:
 
     Args:
         nodeid: Its name, which begins with the path of its file.
-        old: Whether it is about Keras 2, Estimator or Horovod.
+        old: Whether it is about Keras 2, tf_keras, Estimator or Horovod.
     """
     start = max((start for start in KINDS if nodeid.startswith(start)), key=len, default="")
     kind = KINDS.get(start, "both")
-    return f"{kind}_old" if old and kind in ("once", "every") else kind
+    return f"{kind}_old" if old and kind in ("once", "every", "contract") else kind
 
 
 def may_run(path: str, lane: str) -> bool:

@@ -27,13 +27,15 @@ def test_names_of_files_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("path", [path for path in _FILES if not path.startswith("tests/works_with/test_")])
+@pytest.mark.parametrize(
+    "path", [path for path in _FILES if not path.startswith(("tests/works_with/test_", "tests/benchmarks/"))]
+)
 def test_each_file_is_run_by_default(path: str) -> None:
     assert any(lane_table.may_run(path, lane) for lane in _BY_DEFAULT)
 
 
 def test_each_kind_has_a_lane_and_each_lane_a_command() -> None:
-    kinds = {*lane_table.KINDS.values(), "once_old", "every_old"}
+    kinds = {*lane_table.KINDS.values(), "once_old", "every_old", "contract_old"}
     assert kinds == {kind for lane in lane_table.LANES.values() for kind in lane}
     settings = (lane_table.ROOT / "pyproject.toml").read_text("utf-8")
     assert {*re.findall(r"--lane=(\w+)", settings)} == {*lane_table.LANES} - {"gpu"}  # which tools.gpu_report runs
