@@ -66,6 +66,11 @@ def _manager_of_another(kind: _Kind, bad: str) -> object:
     return kind.wrap(manager)
 
 
+def _detector_of_another(kind: _Kind) -> object:
+    detector = tfmp.SpikeDetector()
+    return kind.fixed(skip_spikes=detector), kind.fixed(skip_spikes=detector)
+
+
 def _synchronous(kind: _Kind) -> Any:
     return tf1.train.SyncReplicasOptimizer(kind.make(0.5), replicas_to_aggregate=1)
 
@@ -100,6 +105,7 @@ def _too_few(kind: _Kind) -> None:
     kind.wrap().apply(gradients(0)[:1], kernel_and_bias(kind.keras))
 
 
+_NO_DETECTORS = (True, 10.0, "auto", tfmp.SpikeDetector)
 _NO_BOOL = ("x", "False", 1, None)
 _TOO_MANY = {"initial_scale": 8, "dynamic_growth_steps": 5}
 _COUNTING = "iterations_include_skipped_steps"
@@ -174,6 +180,13 @@ _REFUSED = [
     *_rows("1", "ValueError.*='float16' needs is_distributed=True", lambda k: k.wrap(aggregation_dtype="float16")),
     *_rows("32", "ValueError.*True, False or .auto., got", lambda k, bad: k.wrap(jit_compile=bad), "always", 1, None),
     *_rows("32", "ValueError.*nothing distributes: call hvd", lambda k: _step(k, k.wrap(is_distributed=True))),
+    *_rows(
+        "132L",
+        r"TypeError: skip_spikes must be a tfmp.SpikeDetector or None.*max_norm",
+        lambda k, bad: k.fixed(skip_spikes=bad),
+        *_NO_DETECTORS,
+    ),
+    *_rows("132L", "ValueError.*used by another optimizer or scaler already", _detector_of_another),
     # Accumulation.
     *_rows(
         "32", "ValueError.*accumulation_steps must be a whole number from 1", lambda k: k.wrap(accumulation_steps=0)
