@@ -1,6 +1,7 @@
-"""Checkpoints of tf.contrib can be restored, and those of tfmp hold the same variables."""
+"""Checkpoints of TF1 optimizers: those of tf.contrib and of bare optimizers are restored, and tfmp's are like them."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [pytest.mark.graph]
+tf1 = tf.compat.v1
+
+_in_graphs = pytest.mark.graph
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _OPTIMIZERS = {
-    "adam": lambda: tf.compat.v1.train.AdamOptimizer(0.01),
-    "momentum": lambda: tf.compat.v1.train.MomentumOptimizer(0.0625, 0.875),
+    "adam": lambda: tf1.train.AdamOptimizer(0.01),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.0625, 0.875),
 }
 
 
@@ -24,19 +27,19 @@ class Model:
     """The model whose checkpoints were recorded."""
 
     def __init__(self, optimizer: str) -> None:
-        self.x = tf.compat.v1.placeholder(tf.float32, [3])
-        self.factor = tf.compat.v1.placeholder(tf.float32, [])
-        w = tf.compat.v1.get_variable("w", initializer=tf.constant([0.5, -1.0, 2.0]))
-        b = tf.compat.v1.get_variable("b", initializer=tf.constant(0.25))
+        self.x = tf1.placeholder(tf.float32, [3])
+        self.factor = tf1.placeholder(tf.float32, [])
+        w = tf1.get_variable("w", initializer=tf.constant([0.5, -1.0, 2.0]))
+        b = tf1.get_variable("b", initializer=tf.constant(0.25))
         loss = self.factor * (tf.reduce_sum(w * self.x) + b)
-        global_step = tf.compat.v1.train.get_or_create_global_step()
+        global_step = tf1.train.get_or_create_global_step()
         manager = tfmp.ExponentialUpdateLossScaleManager(1024.0, 3, 2, 2, 0.5)
         self.train_op = tfmp.LossScaleOptimizer(_OPTIMIZERS[optimizer](), manager).minimize(loss, global_step)
         self.state = {"global_step": global_step, "w": w, "b": b} | {
             name: f"{name}:0" for name in ("loss_scale", "good_steps", "bad_steps")
         }
 
-    def step(self, session: tf.compat.v1.Session, recorded: dict[str, Any]) -> None:
+    def step(self, session: tf1.Session, recorded: dict[str, Any]) -> None:
         """Run a recorded step and compare the state after it."""
         session.run(self.train_op, {self.x: recorded["x"], self.factor: float(recorded["factor"])})
         for name, value in session.run(self.state).items():
@@ -46,102 +49,73 @@ class Model:
                 assert value == recorded[name], name
 
 
-def _expected(optimizer: str) -> dict[str, Any]:
-    return json.loads((_RECORDINGS / optimizer / "expected.json").read_text())
-
-
+@_in_graphs
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_training_resumes_from_a_contrib_checkpoint(session: tf.compat.v1.Session, optimizer: str) -> None:
-    expected = _expected(optimizer)
-    model = Model(optimizer)
-    tf.compat.v1.train.Saver().restore(session, str(_RECORDINGS / optimizer / "model.ckpt"))
-    remaining = expected["steps"][expected["checkpoint_after_step"] :]
-    assert len(remaining) == 12
-    for recorded in remaining:
-        model.step(session, recorded)
-
-
-@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_checkpoint_equals_that_of_contrib(session: tf.compat.v1.Session, optimizer: str, tmp_path: Path) -> None:
-    expected = _expected(optimizer)
-    model = Model(optimizer)
-    session.run(tf.compat.v1.global_variables_initializer())
-    for recorded in expected["steps"][: expected["checkpoint_after_step"]]:
-        model.step(session, recorded)
-    ours = tf.train.load_checkpoint(tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt")))
-    theirs = tf.train.load_checkpoint(str(_RECORDINGS / optimizer / "model.ckpt"))
+def test_checkpoint_equals_that_of_contrib_and_training_resumes_from_the_latter(
+    session: tf1.Session, optimizer: str, tmp_path: Path
+) -> None:
+    expected, model = json.loads((_RECORDINGS / optimizer / "expected.json").read_text()), Model(optimizer)
+    saved, recorded = expected["checkpoint_after_step"], str(_RECORDINGS / optimizer / "model.ckpt")
+    session.run(tf1.global_variables_initializer())
+    for step in expected["steps"][:saved]:
+        model.step(session, step)
+    ours, theirs = map(tf.train.load_checkpoint, (tf1.train.Saver().save(session, str(tmp_path / "m")), recorded))
     assert ours.get_variable_to_shape_map() == theirs.get_variable_to_shape_map()
     assert ours.get_variable_to_dtype_map() == theirs.get_variable_to_dtype_map()
     for name in theirs.get_variable_to_shape_map():
         np.testing.assert_allclose(ours.get_tensor(name), theirs.get_tensor(name), rtol=1e-6)
+    session.run(tf1.global_variables_initializer())
+    tf1.train.Saver().restore(session, recorded)
+    assert len(expected["steps"]) == saved + 12
+    for step in expected["steps"][saved:]:
+        model.step(session, step)
 
 
 def _train_op(optimizer: str, wrapped: bool) -> tf.Operation:
     """Build a model with an optimizer, in a wrapper or not, and return the op of its step."""
-    w = tf.compat.v1.get_variable("w", initializer=[0.5, -1.0, 2.0], use_resource=True)
+    w = tf1.get_variable("w", initializer=[0.5, -1.0, 2.0], use_resource=True)
     opt = _OPTIMIZERS[optimizer]()
     if wrapped:
         opt = tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(8, 1000))
-    return opt.minimize(tf.reduce_sum(w * w), tf.compat.v1.train.get_or_create_global_step())
+    return opt.minimize(tf.reduce_sum(w * w), tf1.train.get_or_create_global_step())
 
 
 def _without_the_managers() -> list[Any]:
     """Return the variables that a run without loss scaling has too."""
     of_manager = {"loss_scale", "good_steps", "bad_steps"}
-    return [each for each in tf.compat.v1.global_variables() if each.op.name.split("/")[0] not in of_manager]
+    return [each for each in tf1.global_variables() if each.op.name.split("/")[0] not in of_manager]
 
 
-def _values(session: tf.compat.v1.Session) -> dict[str, Any]:
+def _values(session: tf1.Session) -> dict[str, Any]:
     # The powers of Adam have a scope within a conditional.
     return {each.op.name.removeprefix("cond/"): session.run(each).tolist() for each in _without_the_managers()}
 
 
+@_in_graphs
 @pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_run_moves_between_an_optimizer_and_its_wrapper(optimizer: str, wrapped: bool, tmp_path: Path) -> None:
+def test_run_moves_in_a_graph_between_an_optimizer_and_its_wrapper(
+    optimizer: str, wrapped: bool, tmp_path: Path
+) -> None:
     path = str(tmp_path / "model.ckpt")
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    with tf.Graph().as_default(), tf1.Session() as session:
         train_op = _train_op(optimizer, not wrapped)
-        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(tf1.global_variables_initializer())
         for _ in range(3):
             session.run(train_op)
-        tf.compat.v1.train.Saver().save(session, path)
+        tf1.train.Saver().save(session, path)
         saved = _values(session)
         session.run(train_op)
         expected = _values(session)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    with tf.Graph().as_default(), tf1.Session() as session:
         train_op = _train_op(optimizer, wrapped)
-        session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers())).restore(session, path)
+        session.run(tf1.global_variables_initializer())
+        tf1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers())).restore(session, path)
         assert _values(session) == saved
         session.run(train_op)
         # The scale is a power of two, so unscaling is exact.
         assert _values(session) == expected
     assert saved["global_step"] == 3
-
-
-def test_scaffold_restores_a_run_without_loss_scaling_in_a_new_directory(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        train_op = _train_op("adam", wrapped=False)
-        with tf.compat.v1.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path / "old")) as session:
-            for _ in range(3):
-                session.run(train_op)
-            saved = _values(session)
-    path = tf.train.latest_checkpoint(tmp_path / "old")
-    for steps in (0, 3):
-        with tf.Graph().as_default():
-            train_op = _train_op("adam", wrapped=True)
-            saver = tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
-            scaffold = tf.compat.v1.train.Scaffold(init_fn=lambda _, session, saver=saver: saver.restore(session, path))
-            with tf.compat.v1.train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path / "new"), scaffold=scaffold
-            ) as session:
-                values = _values(session)
-                # The second run goes on from what the first saved in the new directory.
-                assert values["global_step"] == 3 + steps
-                assert steps or values == saved
-                for _ in range(3):
-                    session.run(train_op)
 
 
 def _model_fn(wrapped: bool, path: str | None = None) -> Callable[..., Any]:
@@ -151,8 +125,8 @@ def _model_fn(wrapped: bool, path: str | None = None) -> Callable[..., Any]:
         train_op = _train_op("adam", wrapped)
         scaffold = None
         if path:
-            saver = tf.compat.v1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
-            scaffold = tf.compat.v1.train.Scaffold(init_fn=lambda _, session: saver.restore(session, path))
+            saver = tf1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
+            scaffold = tf1.train.Scaffold(init_fn=lambda _, session: saver.restore(session, path))
         return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op, scaffold=scaffold)
 
     return model_fn
@@ -163,6 +137,7 @@ def _of_estimator(estimator: Any) -> dict[str, Any]:
     return {name: estimator.get_variable_value(name).tolist() for name in names}
 
 
+@_in_graphs
 @pytest.mark.estimator
 @pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
 def test_estimator_goes_on_with_a_run_in_a_new_directory(wrapped: bool, tmp_path: Path) -> None:
@@ -180,3 +155,59 @@ def test_estimator_goes_on_with_a_run_in_a_new_directory(wrapped: bool, tmp_path
         each.train(inputs, steps=1)
     assert _of_estimator(new) == _of_estimator(old)
     assert _of_estimator(new)["global_step"] == 5
+
+
+def _made_eagerly(wrapped: bool, *, compiled: bool = False) -> tuple[Callable[..., Any], tf.train.Checkpoint]:
+    """Return a function that takes a step, given the factor of the gradient, and the checkpoint of the training."""
+    weight, inner = tf.Variable(1.0), tf1.train.AdamOptimizer(0.5)
+    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000)
+    opt = tfmp.LossScaleOptimizer(inner, manager) if wrapped else inner
+    parts = {"manager": manager} if wrapped else {}
+
+    def step(factor: tf.Tensor) -> None:
+        opt.minimize(lambda: weight * weight * factor, var_list=[weight])
+
+    run = tf.function(step) if compiled else step
+    return lambda factor: run(tf.constant(factor)), tf.train.Checkpoint(weight=weight, optimizer=inner, **parts)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
+def test_run_moves_in_eager_code_between_an_optimizer_and_its_wrapper(wrapped: bool, tmp_path: Path) -> None:
+    step, checkpoint = _made_eagerly(not wrapped)
+    step(1.0)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    moved, other = _made_eagerly(wrapped)
+    other.read(path).expect_partial()
+    found = []
+    for take, of_run in ((step, checkpoint), (moved, other)):
+        take(1.0)
+        found.append([float(of_run.weight), *sorted(float(each) for each in of_run.optimizer.variables())])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_checkpoint_saved_before_a_step_is_applied_loses_nothing(tmp_path: Path, compiled: bool) -> None:
+    path = None
+    for factors in ([1.0, 1.0], [math.inf]):
+        step, checkpoint = _made_eagerly(True, compiled=compiled)
+        if path:
+            checkpoint.restore(path)
+        for factor in factors:
+            step(factor)
+        path = checkpoint.save(str(tmp_path / "checkpoint"))
+    # A checkpoint restores Adam's beta powers when Adam makes them. A skipped step would not make them by itself.
+    reader = tf.train.load_checkpoint(path)
+    powers = [reader.get_tensor(f"optimizer/beta{n}_power/.ATTRIBUTES/VARIABLE_VALUE") for n in (1, 2)]
+    assert powers == pytest.approx([0.9**3, 0.999**3])
+
+
+def test_variable_without_gradient_gets_no_slots() -> None:
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    opt = tfmp.LossScaleOptimizer(_OPTIMIZERS["momentum"](), 8)
+    opt.minimize(lambda: used * math.inf, var_list=[used, unused])
+    assert [variable.shape for variable in opt.variables()] == [[]]
+
+
+def test_checkpoint_of_the_wrapper_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match=r"tf\.train\.Checkpoint\(optimizer=opt, manager=manager\)"):
+        tf.train.Checkpoint(opt=tfmp.LossScaleOptimizer(_OPTIMIZERS["adam"](), 8)).save(tmp_path / "checkpoint")

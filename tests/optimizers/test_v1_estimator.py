@@ -1,8 +1,8 @@
-"""The wrapper under tf.estimator, on one device and on two replicas."""
+"""Estimator beside what tests/contract runs in it: its canned models and heads, managers made outside, two replicas."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -10,104 +10,207 @@ import tensorflow as tf
 
 import tfmp
 
-pytestmark = [
-    pytest.mark.graph,
-    pytest.mark.estimator,
-]
+tf1 = tf.compat.v1
 
-_LEARNING_RATE = 0.5
+pytestmark = pytest.mark.estimator
+
+_X = np.float32([[4, -32], [16, 8], [-8, 32], [-32, 4]])
+_Y = np.int32([[1], [1], [0], [0]])
+
+#: A scale at which the first gradients of `_X` overflow, and the number of steps after which they are applied.
+_TOO_HIGH, _STEPS = 2.0**127, 30
+
+#: The variables of a loss scale in a checkpoint.
+_SCALE = {"loss_scale", "good_steps", "bad_steps"}
+
+_Make: TypeAlias = Callable[[], Any]
 
 
-def _inputs(rows: list[float]) -> Callable[[], tf.data.Dataset]:
-    return lambda: tf.data.Dataset.from_tensor_slices((np.float32(rows), np.zeros(len(rows))))
+def _inputs(steps: int) -> Callable[[], tf.data.Dataset]:
+    """Return the same batch for each step: the steps that are skipped then make no difference to the others."""
+    return lambda: tf.data.Dataset.from_tensors(({"x": _X}, _Y)).repeat(steps)
+
+
+def _config(directory: Path) -> Any:
+    return tf.estimator.RunConfig(str(directory), tf_random_seed=1, log_step_count_steps=None, save_summary_steps=None)
+
+
+def _manager(scale: float, incr_every_n_steps: int = 1000) -> tfmp.LossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(scale, incr_every_n_steps, 1, decr_ratio=0.5)
+
+
+def _wrap(inner: Any, scale: float = _TOO_HIGH) -> Any:
+    return tfmp.LossScaleOptimizer(inner, _manager(scale))
+
+
+def _legacy() -> Any:
+    return tf.keras.optimizers.legacy.Adam(0.125)
+
+
+def _not_legacy() -> Any:
+    return tf.keras.optimizers.Adam(0.125)
+
+
+def _of_v1() -> Any:
+    # Adam would have variables of its own, in the scope of the branch that makes them.
+    return tf1.train.MomentumOptimizer(2.0**-10, 0.5)
+
+
+def _values(estimator: Any) -> dict[str, Any]:
+    return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+
+
+def _columns() -> list[Any]:
+    return [tf.feature_column.numeric_column("x", shape=[2])]
+
+
+def _dense(units: int, activation: str | None = None) -> Any:
+    # The random initializers of Keras do not heed the seed of Estimator.
+    return tf.keras.layers.Dense(units, activation, kernel_initializer="ones")
+
+
+def _with_head(make: _Make, config: Any) -> Any:
+    def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str) -> Any:
+        net, opt = tf.keras.Sequential([_dense(2, "relu"), _dense(1)]), make()
+        opt.iterations = tf1.train.get_or_create_global_step()
+        logits = net(features["x"])
+        settings = {"optimizer": opt, "trainable_variables": net.trainable_variables, "update_ops": net.updates}
+        head = tf.estimator.BinaryClassHead()
+        return head.create_estimator_spec(features=features, mode=mode, labels=labels, logits=logits, **settings)
+
+    return tf.estimator.Estimator(model_fn, config=config)
+
+
+def _of_model(make: _Make, config: Any) -> Any:
+    model = tf.keras.Sequential([tf.keras.Input([2], name="x"), _dense(2, "relu"), _dense(1)])
+    model.compile(make(), "mse")
+    return tf.keras.estimator.model_to_estimator(model, config=config)
+
+
+_MODELS: dict[str, tuple[_Make, Callable[[_Make, Any], Any]]] = {
+    "DNNClassifier": (
+        _legacy,
+        lambda make, config: tf.estimator.DNNClassifier([2], _columns(), optimizer=make, config=config),
+    ),
+    "DNNClassifier of v1": (
+        _of_v1,
+        lambda make, config: tf1.estimator.DNNClassifier([2], _columns(), optimizer=make, config=config),
+    ),
+    "head": (_legacy, _with_head),
+    "model of Keras, legacy": (_legacy, _of_model),
+    "model of Keras": (_not_legacy, _of_model),
+}
+
+
+def _key(values: dict[str, Any], name: str) -> str:
+    """Return the key of a variable: in checkpoints of Keras it has more parts than the name."""
+    return next(key for key in values if key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").endswith(name))
+
+
+def _applied(scale: float) -> int:
+    """Return how many of the first steps were applied, by the scale after them."""
+    applied = _STEPS - int(np.log2(_TOO_HIGH / scale))
+    assert 0 < applied < _STEPS
+    return applied
+
+
+@pytest.mark.filterwarnings("ignore:`tf.keras.backend.set_learning_phase` is deprecated:UserWarning")
+@pytest.mark.parametrize("name", _MODELS)
+def test_estimator_trains_and_goes_on_as_with_the_bare_optimizer(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, estimator_of = _MODELS[name]
+    estimator = estimator_of(lambda: _wrap(make()), _config(tmp_path / "wrapped"))
+    scale = applied = 0
+    for steps in (_STEPS, 2):
+        with caplog.at_level("INFO", logger="tfmp"):
+            estimator.train(_inputs(steps), hooks=[tfmp.LossScaleLoggingHook(every_n_steps=100)])
+        values = _values(estimator)
+        found = [values[_key(values, name)] for name in ("loss_scale", "global_step", "good_steps")]
+        scale, applied = scale or found[0], applied + 2 if applied else _applied(found[0])
+        assert found == [scale, applied, applied]
+    assert f"steps applied {applied - 2}, skipped {_STEPS + 2 - applied} (0 in a row)" in caplog.text
+
+    bare = estimator_of(make, _config(tmp_path / "bare"))
+    bare.train(_inputs(applied))
+    expected = _values(bare)
+    assert values.keys() == expected.keys() | {_key(values, name) for name in _SCALE}
+    for key, value in expected.items():
+        # A checkpoint of Keras also has the names of the objects that it was saved from.
+        if key != "_CHECKPOINTABLE_OBJECT_GRAPH":
+            np.testing.assert_allclose(values[key], value, rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("is_v1", [False, True], ids=["legacy", "v1"])
+def test_two_optimizers_of_a_canned_estimator_have_their_own_scales(is_v1: bool, tmp_path: Path) -> None:
+    """Only the network's optimizer overflows here. The global step counts its steps; in v1 every step of training."""
+    api, make = (tf1.estimator, _of_v1) if is_v1 else (tf.estimator, _legacy)
+
+    def estimator_of(wide: _Make, deep: _Make, directory: Path) -> Any:
+        settings = {"linear_optimizer": wide, "dnn_optimizer": deep, "dnn_hidden_units": [2]}
+        columns = {"linear_feature_columns": _columns(), "dnn_feature_columns": _columns()}
+        return api.DNNLinearCombinedClassifier(**columns, **settings, config=_config(directory))
+
+    estimator = estimator_of(lambda: _wrap(make(), 1024), lambda: _wrap(make()), tmp_path / "wrapped")
+    estimator.train(_inputs(_STEPS))
+    first = _values(estimator)
+    estimator.train(_inputs(2))
+    values, applied = _values(estimator), _applied(first["loss_scale"])
+    counted = _STEPS if is_v1 else applied
+    assert [first[each] for each in ("global_step", "good_steps", "good_steps_1")] == [counted, applied, _STEPS]
+    assert [values[each] for each in ("good_steps", "good_steps_1")] == [applied + 2, _STEPS + 2]
+    assert (values["loss_scale"], values["loss_scale_1"]) == (first["loss_scale"], 1024)
+    bare = estimator_of(make, make, tmp_path / "bare")
+    bare.train(_inputs(1))
+    assert values.keys() == set(bare.get_variable_names()) | _SCALE | {f"{name}_1" for name in _SCALE}
+
+
+def _rows(*rows: float) -> Callable[[], tf.data.Dataset]:
+    return lambda: tf.data.Dataset.from_tensor_slices(np.float32(rows))
 
 
 def _model_fn(manager: tfmp.LossScaleManager | None = None, is_distributed: bool = False) -> Callable[..., Any]:
-    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
-        del labels
-        w = tf.compat.v1.get_variable("w", initializer=1.0)
-        loss = w * features
-        used = manager or tfmp.ExponentialUpdateLossScaleManager(1024, 3, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(_LEARNING_RATE), used, is_distributed)
-        train_op = opt.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
+    def model_fn(features: tf.Tensor, mode: str) -> Any:
+        loss = tf1.get_variable("w", initializer=1.0) * features
+        opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.5), manager or _manager(1024, 3), is_distributed)
+        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return model_fn
 
 
-def _values(estimator: Any) -> dict[str, float]:
-    names = ("loss_scale", "good_steps", "bad_steps", "global_step", "w")
-    return {name: float(estimator.get_variable_value(name)) for name in names}
-
-
-class _FetchesByName(tf.compat.v1.train.SessionRunHook):
-    """Fetches the loss scale by its name, as hooks of legacy scripts do."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def before_run(self, run_context: Any) -> tf.compat.v1.train.SessionRunArgs:
-        del run_context
-        return tf.compat.v1.train.SessionRunArgs("loss_scale:0")
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        del run_context
-        self.seen.append(run_values.results)
-
-
-def test_estimator_trains_skips_and_resumes(tmp_path: Path) -> None:
-    estimator = tf.estimator.Estimator(_model_fn(), tmp_path)
-    by_name = _FetchesByName()
-    estimator.train(_inputs([1, np.inf, 1, -np.inf]), hooks=[by_name])
-    after = _values(estimator)
-    assert (after["loss_scale"], after["global_step"]) == (256, 2)
-    assert len(by_name.seen) == 4
-    assert set(by_name.seen) <= {1024, 512, 256}
-    assert after["w"] == pytest.approx(1 - 2 * _LEARNING_RATE, abs=1e-5)
-    # The second call of `train` builds a new graph and restores the scale from the checkpoint.
-    estimator.train(_inputs([1, 1]))
-    after = _values(estimator)
-    assert (after["loss_scale"], after["good_steps"], after["global_step"]) == (256, 2, 4)
-    assert {name for name, _ in tf.train.list_variables(str(tmp_path))} == {
-        *("loss_scale", "good_steps", "bad_steps", "global_step"),
-        *("w", "w/Adam", "w/Adam_1", "cond/beta1_power", "cond/beta2_power"),
+@pytest.mark.graph
+def test_variables_have_their_names_of_tf_contrib_and_a_manager_made_outside_works_in_each_graph(
+    tmp_path: Path,
+) -> None:
+    estimator = tf.estimator.Estimator(_model_fn(_manager(1024)), tmp_path)
+    for scale in (512, 256):
+        estimator.train(_rows(1, np.inf))
+        assert estimator.get_variable_value("loss_scale") == scale
+    assert set(estimator.get_variable_names()) == {
+        *("global_step", "w", "w/Adam", "w/Adam_1", "cond/beta1_power", "cond/beta2_power"),
+        *_SCALE,
     }
 
 
-def test_manager_made_outside_the_model_fn_works_in_its_graphs(tmp_path: Path) -> None:
-    manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-    estimator = tf.estimator.Estimator(_model_fn(manager), tmp_path)
-    for scale in (512, 256):
-        estimator.train(_inputs([1, np.inf]))
-        assert _values(estimator)["loss_scale"] == scale
-
-
+@pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("shared_manager", [False, True], ids=["manager-per-replica", "manager-outside"])
-@pytest.mark.parametrize("bad_replica", [0, 1])
 def test_overflow_on_one_replica_skips_both(
-    tmp_path: Path,
-    two_replicas: tf.distribute.MirroredStrategy,
-    caplog: pytest.LogCaptureFixture,
-    bad_replica: int,
-    shared_manager: bool,
+    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy, caplog: pytest.LogCaptureFixture, shared_manager: bool
 ) -> None:
-    manager = None
-    if shared_manager:
-        manager = tfmp.ExponentialUpdateLossScaleManager(1024, 3, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
     config = tf.estimator.RunConfig(train_distribute=two_replicas)
-    estimator = tf.estimator.Estimator(_model_fn(manager, is_distributed=True), tmp_path, config)
+    model_fn = _model_fn(_manager(1024, 3) if shared_manager else None, is_distributed=True)
+    estimator = tf.estimator.Estimator(model_fn, tmp_path, config)
     # Each step takes a row, with a column for each replica. The second and the fourth step overflow on one replica.
     rows = np.ones([6, 2])
-    rows[[1, 3], bad_replica] = np.inf
-    by_name = _FetchesByName()
+    rows[1, 0] = rows[3, 1] = np.inf
     with caplog.at_level("INFO", logger="tfmp"):
         hook = tfmp.LossScaleLoggingHook(every_n_steps=100)
-        estimator.train(_inputs(rows.ravel().tolist()), hooks=[hook, by_name])
-    after = _values(estimator)
-    assert (after["loss_scale"], after["good_steps"], after["global_step"]) == (256, 2, 4)
-    assert after["w"] == pytest.approx(1 - 4 * _LEARNING_RATE, abs=1e-5)
-    assert set(by_name.seen) <= {1024, 512, 256}
+        estimator.train(_rows(*rows.ravel()), hooks=[hook])
+    after = {name: float(estimator.get_variable_value(name)) for name in ("loss_scale", "good_steps", "global_step")}
+    assert after == {"loss_scale": 256, "good_steps": 2, "global_step": 4}
+    assert estimator.get_variable_value("w") == pytest.approx(1 - 4 * 0.5, abs=1e-5)
     # The hook reports one manager, although each replica may have made one.
     assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
         "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import tfmp
 
+tf1 = tf.compat.v1
+
 pytestmark = [pytest.mark.graph]
 
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -20,9 +22,9 @@ _CONFIGURATIONS = [("opt", "api", "y_grad"), ("kind", "opt"), ("kind", "api"), (
 _STEPS = 60
 _WEIGHTS = {"rtol": 2e-5, "atol": 1e-6}
 _OPTIMIZERS = {
-    "gd": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.125),
-    "momentum": lambda: tf.compat.v1.train.MomentumOptimizer(0.125, 0.9),
-    "adam": lambda: tf.compat.v1.train.AdamOptimizer(0.01),
+    "gd": lambda: tf1.train.GradientDescentOptimizer(0.125),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.125, 0.9),
+    "adam": lambda: tf1.train.AdamOptimizer(0.01),
 }
 
 
@@ -42,19 +44,17 @@ class Replay:
     def __init__(self, case: dict[str, Any]) -> None:
         self.case = case
         dtype = tf.as_dtype(case["loss_dtype"])
-        self.x = tf.compat.v1.get_variable("x", initializer=np.float32(case["x0"]))
-        self.y = tf.compat.v1.get_variable("y", initializer=np.float32(case["y0"]))
-        self.px = tf.compat.v1.placeholder(tf.float32, [3])
-        self.py = tf.compat.v1.placeholder(tf.float32, [len(case["idx"]) if case["idx"] else 4, 2])
+        self.x = tf1.get_variable("x", initializer=np.float32(case["x0"]))
+        self.y = tf1.get_variable("y", initializer=np.float32(case["y0"]))
+        self.px = tf1.placeholder(tf.float32, [3])
+        self.py = tf1.placeholder(tf.float32, [len(case["idx"]) if case["idx"] else 4, 2])
         rows = tf.gather(self.y, case["idx"]) if case["y_grad"] == "indexed" else self.y
         loss = tf.reduce_sum(tf.cast(self.x, dtype) * tf.cast(self.px, dtype))
         if case["y_grad"] in ("dense", "indexed"):
             loss += tf.reduce_sum(tf.cast(rows, dtype) * tf.cast(self.py, dtype))
         self.global_step = None
         if case["gs0"] is not None:
-            self.global_step = tf.compat.v1.get_variable(
-                "global_step", initializer=np.int64(case["gs0"]), trainable=False
-            )
+            self.global_step = tf1.get_variable("global_step", initializer=np.int64(case["gs0"]), trainable=False)
         self.manager = _manager(case["manager"])
         self.opt = tfmp.LossScaleOptimizer(
             _OPTIMIZERS[case["opt"]](), self.manager, sparse_as_dense=case["y_grad"] == "indexed"
@@ -97,8 +97,8 @@ class Replay:
         if self.global_step is not None:
             watched["gs"] = self.global_step
         seen: dict[str, list[Any]] = {name: [] for name in watched}
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
             for step in range(_STEPS):
                 session.run(self.train_op, self.feeds(step))
                 for name, value in session.run(watched).items():
@@ -107,7 +107,7 @@ class Replay:
         return seen
 
     def _slot(self, name: str) -> tf.Variable:
-        return next(variable for variable in tf.compat.v1.global_variables() if variable.name == name)
+        return next(variable for variable in tf1.global_variables() if variable.name == name)
 
 
 def _id(case: dict[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _first_of_each_configuration() -> list[dict[str, Any]]:
 
 # All cases run on TensorFlow 2.15, the only version here with tf.estimator, with the behaviour of TensorFlow 1, as they
 # were recorded. Elsewhere a third of them runs, which contains each configuration.
-_AS_RECORDED = hasattr(tf, "estimator") and not tf.compat.v1.executing_eagerly_outside_functions()
+_AS_RECORDED = hasattr(tf, "estimator") and not tf1.executing_eagerly_outside_functions()
 _REPEATED = _CASES if _AS_RECORDED else _first_of_each_configuration()
 
 

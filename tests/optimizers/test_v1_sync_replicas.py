@@ -41,46 +41,30 @@ def _synchronized(workers: int, **settings: Any) -> Any:
     return tf1.train.SyncReplicasOptimizer(opt, replicas_to_aggregate=workers)
 
 
-def _train(factors: Sequence[float], *, sparse: bool = False, **settings: Any) -> list[list[float]]:
-    """Return the weight, the global step and the loss scale after each run; the weight's gradient is the factor."""
+#: The settings, the gradients of the runs, and the weight, the global step and the loss scale after each.
+_RUNS = {
+    "sparse": ({}, [1, math.inf, 1, math.nan], [[0.875, 1, 1024], [0.875, 1, 512], [0.75, 2, 512], [0.75, 2, 256]]),
+    "window": (
+        {"accumulation_steps": 2},
+        [1, 3, 1, math.inf, 1, 1],
+        [[1, 0, 1024], *[[0.75, 1, 1024]] * 2, *[[0.75, 1, 512]] * 2, [0.625, 2, 512]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _RUNS)
+def test_training_goes_on_after_a_skipped_step_and_after_a_micro_batch_that_ends_no_window(name: str) -> None:
+    settings, factors, expected = _RUNS[name]
     with tf.Graph().as_default():
-        w = tf1.get_variable("w", initializer=[1.0])
-        factor = tf1.placeholder(tf.float32, [])
-        step = tf1.train.get_or_create_global_step()
-        opt = _synchronized(1, **settings)
-        train_op = opt.minimize(factor * (tf.gather(w, [0])[0] if sparse else w[0]), step)
+        w, factor = tf1.get_variable("w", initializer=[1.0]), tf1.placeholder(tf.float32, [])
+        step, opt = tf1.train.get_or_create_global_step(), _synchronized(1, **settings)
+        train_op = opt.minimize(factor * (tf.gather(w, [0])[0] if name == "sparse" else w[0]), step)
         shown = [w[0], step, opt._opt.loss_scale]
         hooks = [opt.make_session_run_hook(is_chief=True, num_tokens=0)]
         with tf1.train.MonitoredTrainingSession(hooks=hooks, **_SESSION) as session:
-            found = []
-            for value in factors:
+            for value, after in zip(factors, expected, strict=True):
                 session.run(train_op, {factor: value})
-                found.append([float(each) for each in session.run(shown)])
-            return found
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_training_goes_on_after_a_skipped_step(sparse: bool) -> None:
-    assert _train([1, math.inf, 1, math.nan, math.inf, 1], sparse=sparse) == [
-        [0.875, 1, 1024],
-        [0.875, 1, 512],
-        [0.75, 2, 512],
-        [0.75, 2, 256],
-        [0.75, 2, 128],
-        [0.625, 3, 128],
-    ]
-
-
-def test_training_goes_on_after_a_micro_batch_that_ends_no_window() -> None:
-    found = _train([1, 3, 1, math.inf, 1, 1], accumulation_steps=2)
-    assert found == [
-        [1, 0, 1024],
-        [0.75, 1, 1024],
-        [0.75, 1, 1024],
-        [0.75, 1, 512],
-        [0.75, 1, 512],
-        [0.625, 2, 512],
-    ]
+                assert session.run(shown) == after
 
 
 def _train_worker(
