@@ -37,25 +37,3 @@ def apply(opt: Any, variables: list[Any], grads: list[Any]) -> None:
     if not hasattr(opt, "apply"):
         scaled = opt.get_unscaled_gradients(scaled)
     opt.apply_gradients(zip(scaled, variables, strict=True))
-
-
-def assert_train_alike(opt: Any, plain: Any, keras: ModuleType, *, eagerly: bool = False) -> None:
-    """Assert that each variable, its slots and the count of steps end as without a wrapper."""
-    variables, plain_variables = make_variables(keras), make_variables(keras)
-    opt.build(variables)
-    plain.build(plain_variables)
-
-    def step(grads: list[Any]) -> None:
-        apply(opt, variables, grads)
-
-    def plain_step(grads: list[Any]) -> None:
-        plain.apply_gradients(zip(grads, plain_variables, strict=True))
-
-    # Nadam of Keras 2 counts steps in Python while a function is traced, so both are traced.
-    steps = [step, plain_step] if eagerly else [tf.function(step), tf.function(plain_step)]
-    for seed in range(4):
-        for take_step in steps:
-            take_step(gradients(seed))
-    pairs = zip([*variables, *opt.inner_optimizer.variables], [*plain_variables, *plain.variables], strict=True)
-    for one, other in pairs:
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)

@@ -1,6 +1,9 @@
 """Every optimizer of every Keras trains as without a wrapper, and skips whole steps: without XLA, and with it."""
 
 import functools
+import importlib
+import importlib.util
+import unittest
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -8,7 +11,7 @@ from typing import Any, NamedTuple
 import many_variables
 import pytest
 import tensorflow as tf
-from kerases import SCALE, assert_trains_as, every_optimizer, kernel_and_bias, optimizer
+from kerases import SCALE, assert_trains_as, every_optimizer, for_every_keras, optimizer
 
 import tfmp
 
@@ -55,12 +58,23 @@ def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
     opt = tfmp.LossScaleOptimizer(optimizer(keras, name, **options), manager, jit_compile=way.jit_compile)
     # Those that are alike share programs, where a program updates each with its own slots.
     shares = way.jit_compile is True and name != "MultiOptimizer"
-    assert_trains_as(
-        plain,
-        opt,
-        keras,
-        way.run,
-        plain_run=way.plain_run,
-        make=many_variables.make_variables if shares else kernel_and_bias,
-        **({"grads_of": _many_gradients} if shares else {}),
-    )
+    of_many = {"make": many_variables.make_variables, "grads_of": _many_gradients} if shares else {}
+    assert_trains_as(plain, opt, keras, way.run, plain_run=way.plain_run, **of_many)
+
+
+# Of NumPy 2, where Keras makes an array of a variable.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@for_every_keras("keras3")
+def test_tests_of_keras_wrapper_pass_with_tfmps(keras: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in Keras' wheel; tfmp's class takes the place of Keras'."""
+    name = "keras.src.optimizers.loss_scale_optimizer_test"
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"the wheel of Keras {keras.__version__} does not hold its tests")
+    tests = importlib.import_module(name)
+    monkeypatch.setattr(tests, "LossScaleOptimizer", tfmp.LossScaleOptimizer)
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromModule(tests).run(result)
+    faults = {case.id().rpartition(".")[2]: trace for case, trace in [*result.failures, *result.errors]}
+    # The configuration has entries of tfmp's.
+    assert set(faults) <= {"test_serialization"}, "\n".join(faults.values())
+    assert result.testsRun - len(result.skipped) - len(faults) >= 10

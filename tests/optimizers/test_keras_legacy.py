@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras
-from stand_in_horovod import run_horovod
+from kerases import SCALE, assert_trains_as, dense_model, for_every_keras, wrap
 
 import tfmp
 
@@ -37,11 +36,6 @@ def _step(opt: Any, weights: list[tf.Variable], factor: Any, **kwargs: Any) -> A
     return opt.apply_gradients(zip(grads, weights, strict=True), **kwargs)
 
 
-def _values(opt: Any, weights: list[tf.Variable]) -> list[np.ndarray]:
-    inner = getattr(opt, "inner_optimizer", opt)
-    return [each.numpy() for each in (*weights, *inner.variables())]
-
-
 def _optimizers(keras: ModuleType) -> dict[str, Callable[[], Any]]:
     legacy = keras.optimizers.legacy
     classes = {
@@ -63,53 +57,12 @@ def _halved(grads_and_vars: Any) -> list[Any]:
     return [(grad / 2, variable) for grad, variable in grads_and_vars]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("run", [None, tf.function], ids=["eager", "function"])
 @for_every_keras2
-def test_gradients_whose_unscaled_values_are_thrown_away_are_refused(keras: ModuleType, compiled: bool) -> None:
-    opt, weights = _wrap(keras.optimizers.legacy.SGD(0.125)), _weights()
-
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            scaled = opt.get_scaled_loss(tf.reduce_sum(weights[0]) + weights[1])
-        grads = tape.gradient(scaled, weights)
-        opt.get_unscaled_gradients(grads)
-        opt.apply_gradients(zip(grads, weights, strict=True))
-
-    with pytest.raises(RuntimeError, match=r"apply_gradients got gradients that were passed to get_unscaled_gradients"):
-        (tf.function(step) if compiled else step)()
-    assert [weight.numpy().tolist() for weight in weights] == [[1, -2], 0.5]
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@for_every_keras2
-def test_skipped_step_changes_nothing_and_the_others_train_as_without_a_wrapper(
-    keras: ModuleType, compiled: bool
-) -> None:
-    for name, make in _optimizers(keras).items():
-        runs = []
-        for opt in (make(), _wrap(make())):
-            weights = _weights()
-
-            def step(factor: tf.Tensor, opt: Any = opt, weights: list[tf.Variable] = weights) -> None:
-                _step(opt, weights, factor)
-
-            take = tf.function(step) if compiled else step
-            for index in range(6):
-                if index == 3 and hasattr(opt, "loss_scale"):
-                    before = _values(opt, weights)
-                    take(tf.constant(math.inf))
-                    for old, new in zip(before, _values(opt, weights), strict=True):
-                        np.testing.assert_array_equal(old, new, err_msg=name)
-                take(tf.constant(1.0))
-            runs.append(_values(opt, weights))
-        for bare, wrapped in zip(*runs, strict=True):
-            np.testing.assert_allclose(wrapped, bare, rtol=1e-6, err_msg=name)
-        # Made before the step, not in the branch that applies it.
-        plain = make()
-        plain.apply_gradients([(tf.zeros_like(weight), weight) for weight in _weights()])
-        assert [each.name for each in opt.inner_optimizer.variables()] == [each.name for each in plain.variables()]
-        counts = (int(opt.applied_steps), int(opt.skipped_steps), int(opt.iterations), float(opt.loss_scale))
-        assert counts == (6, 1, 6, SCALE / 2)
+def test_every_optimizer_skips_overflows_and_trains_as_without_a_wrapper(keras: ModuleType, run: Any) -> None:
+    for make in _optimizers(keras).values():
+        # Their variables are made before the step, not in the branch that applies it, and so have the same names.
+        assert_trains_as(make(), wrap(make()), keras, run, plain_run=run)
 
 
 @for_every_keras2
@@ -123,32 +76,16 @@ def test_hyperparameters_are_those_of_the_inner_optimizer(keras: ModuleType) -> 
         _step(opt, weights, 1.0)
     opt.beta_1, opt.lr = 0.75, 0.125
     assert (float(inner.beta_1), float(inner.learning_rate)) == (0.75, 0.125)
-    opt.learning_rate = 0.5
-    assert float(inner.lr) == 0.5
     with pytest.raises(AttributeError, match="beta_3"):
         _ = opt.beta_3
     assert opt.get_slot_names() == ["m", "v"]
     assert opt.get_slot(weights[0], "m") is inner.get_slot(weights[0], "m")
     assert [each.name for each in opt.variables()] == [each.name for each in opt.weights]
-    arrays = opt.get_weights()
-    opt.set_weights([array * 0 for array in arrays])
+    opt.set_weights([array * 0 for array in opt.get_weights()])
     assert not any(array.any() for array in inner.get_weights())
     assert (opt.clipnorm, opt.clipvalue, opt.global_clipnorm) == (1.0, None, None)
     opt.clipnorm, opt.clipvalue, opt.global_clipnorm = None, 0.5, 2.0
     assert (inner.clipnorm, inner.clipvalue, inner.global_clipnorm) == (None, 0.5, 2.0)
-
-
-@for_every_keras2
-def test_minimize_and_compute_gradients_scale_by_themselves(keras: ModuleType) -> None:
-    opt, weight = _wrap(keras.optimizers.legacy.SGD(0.5)), tf.Variable(2.0)
-    opt.minimize(lambda: weight**2, [weight])
-    assert float(weight) == 0
-    with tf.GradientTape() as tape:
-        loss = weight * 3
-    opt.minimize(loss, [weight], tape=tape)
-    assert float(weight) == -1.5
-    [(grad, variable)] = opt.compute_gradients(lambda: weight * 3, [weight])
-    assert (float(grad), variable is weight) == (3, True)
 
 
 @for_every_keras2
@@ -222,55 +159,6 @@ def test_clipping_of_a_users_class_before_it_sums_is_kept(keras: ModuleType) -> 
 
 
 @for_every_keras2
-def test_gradients_are_averaged_over_horovods_workers_unless_that_is_done(
-    keras: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OfHorovod(keras.optimizers.legacy.SGD):  # type: ignore[name-defined, misc] # one of two packages
-        """Averages where it computes gradients, as Horovod's (0.28.1) do, and is known by the package of its class."""
-
-        __module__ = "horovod.tensorflow.keras"
-
-    def allreduce(values: tf.Tensor, op: str, name: str) -> tf.Tensor:
-        sent.append(values.shape.as_list())
-        return values * 2
-
-    sent: list[list[int]] = []
-    monkeypatch.setattr(run_horovod(monkeypatch, 2), "allreduce", allreduce)
-    averaged = {}
-    for kind in (keras.optimizers.legacy.SGD, OfHorovod):
-        opt, weight = (
-            tfmp.LossScaleOptimizer(kind(0.5), tfmp.FixedLossScaleManager(8), is_distributed=True),
-            tf.Variable(tf.zeros([5, 7])),
-        )
-
-        def loop(opt: Any = opt, weight: tf.Variable = weight, **kwargs: Any) -> None:
-            opt.get_scaled_loss(tf.constant(0.0))
-            grads = opt.get_unscaled_gradients([tf.ones([5, 7])])
-            opt.apply_gradients(zip(grads, [weight], strict=True), **kwargs)
-
-        def minimize(opt: Any = opt, weight: tf.Variable = weight) -> None:
-            opt.minimize(lambda: tf.reduce_sum(weight), [weight])
-
-        for name, step in {
-            "loop": loop,
-            "averaged": lambda loop=loop: loop(experimental_aggregate_gradients=False),
-            "minimize": minimize,
-        }.items():
-            sent.clear()
-            step()
-            assert sent  # the flag at least
-            averaged[kind.__name__, name] = [5, 7] in sent
-    assert averaged == {
-        ("SGD", "loop"): True,
-        ("SGD", "averaged"): False,
-        ("SGD", "minimize"): True,
-        ("OfHorovod", "loop"): True,
-        ("OfHorovod", "averaged"): False,
-        ("OfHorovod", "minimize"): False,
-    }
-
-
-@for_every_keras2
 def test_checkpoints_go_to_and_from_keras_own_wrapper_and_the_bare_optimizer(keras: ModuleType, tmp_path: Path) -> None:
     makes: dict[str, Callable[[], Any]] = {
         "bare": lambda: keras.optimizers.legacy.Adam(0.125),
@@ -306,29 +194,23 @@ def test_checkpoints_go_to_and_from_keras_own_wrapper_and_the_bare_optimizer(ker
 def test_only_another_scale_that_is_not_taken_over_is_warned_of(
     keras: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tf.train.Checkpoint(opt=_fixed(keras, 8)).save(str(tmp_path / "checkpoint"))
-    tf.train.Checkpoint(opt=_fixed(keras, 8)).restore(path).expect_partial()
+    def fixed(scale: float) -> tf.train.Checkpoint:
+        inner = keras.optimizers.legacy.SGD()
+        return tf.train.Checkpoint(opt=tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(scale)))
+
+    path = fixed(8).save(str(tmp_path / "checkpoint"))
+    fixed(8).restore(path).expect_partial()
     assert caplog.messages == []
-    tf.train.Checkpoint(opt=_fixed(keras, 16)).restore(path).expect_partial()
+    fixed(16).restore(path).expect_partial()
     assert ["the loss scale 8" in message for message in caplog.messages] == [True]
-
-
-def _fixed(keras: ModuleType, scale: float) -> Any:
-    return tfmp.LossScaleOptimizer(keras.optimizers.legacy.SGD(), tfmp.FixedLossScaleManager(scale))
-
-
-def _model(keras: ModuleType) -> Any:
-    keras.utils.set_random_seed(1)
-    return keras.Sequential([keras.layers.Dense(4, input_shape=(3,)), keras.layers.Dense(1, dtype="float32")])
 
 
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 @for_every_keras2
-def test_fit_trains_and_h5_files_hold_the_state_of_the_inner_optimizer(keras: ModuleType, tmp_path: Path) -> None:
+def test_h5_files_hold_the_state_of_the_inner_optimizer(keras: ModuleType, tmp_path: Path) -> None:
     x, y = np.ones((16, 3), np.float32), np.ones((16, 1), np.float32)
     for saved in (_wrap, keras.mixed_precision.LossScaleOptimizer):
-        model = _model(keras)
-        model.compile(saved(keras.optimizers.legacy.Adam(0.125)), "mse")
+        model = dense_model(keras, saved(keras.optimizers.legacy.Adam(0.125)))
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
         path = str(tmp_path / f"{type(model.optimizer).__name__}.h5")
         model.save(path)

@@ -1,27 +1,17 @@
 """Custom training loops in every Keras: all ways of writing them train alike; wrong ones are refused or warned of."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
+import kerases
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import (
-    SCALE,
-    fit_linear,
-    for_every_keras,
-    installed,
-    kernel_and_bias,
-    linear_model,
-    optimizer,
-    take_step,
-    values,
-    variable,
-    wrap,
-)
+from kerases import SCALE, for_every_keras, kernel_and_bias, kinds, optimizer, values, variable, variables_of, wrap
 
 _in_both_modes = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 _in_both_styles = pytest.mark.parametrize("style", ["scale_loss", "get_scaled_loss"])
@@ -36,29 +26,18 @@ def _gradients(loss: Callable[[], tf.Tensor], variables: list[Any]) -> list[tf.T
     return list(tape.gradient(value, variables))
 
 
+def _step(opt: Any, variables: list[Any], grads: Any) -> None:
+    opt.apply_gradients(zip(grads, variables, strict=True))
+
+
 def _scale_loss(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    opt.apply_gradients(zip(_gradients(lambda: opt.scale_loss(loss()), variables), variables, strict=True))
+    _step(opt, variables, _gradients(lambda: opt.scale_loss(loss()), variables))
 
 
 def _get_scaled_loss(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
     grads = opt.get_unscaled_gradients(_gradients(lambda: opt.get_scaled_loss(loss()), variables))
     # This limit is far above all finite norms here, so clipping changes nothing.
-    grads, _ = tf.clip_by_global_norm(grads, 2.0**20)
-    opt.apply_gradients(zip(grads, variables, strict=True))
-
-
-def _get_scaled_loss_of_function(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    grads = opt.get_unscaled_gradients(_gradients(opt.get_scaled_loss(loss), variables))
-    opt.apply_gradients(zip(grads, variables, strict=True))
-
-
-def _scale_loss_and_unscale(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    grads = opt.get_unscaled_gradients(_gradients(lambda: opt.scale_loss(loss()), variables))
-    opt.apply_gradients(zip(grads, variables, strict=True))
-
-
-def _minimize_function(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    opt.minimize(loss, variables)
+    _step(opt, variables, tf.clip_by_global_norm(grads, 2.0**20)[0])
 
 
 def _minimize_tensor(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
@@ -67,37 +46,36 @@ def _minimize_tensor(opt: Any, variables: list[Any], loss: Callable[[], tf.Tenso
     opt.minimize(value, variables, tape=tape)
 
 
-def _apply(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    opt.apply(_gradients(lambda: opt.scale_loss(loss()), variables), variables)
-
-
-def _compute_gradients(opt: Any, variables: list[Any], loss: Callable[[], tf.Tensor]) -> None:
-    opt.apply_gradients(opt.compute_gradients(loss, variables))
-
-
-_WAYS = [
-    _scale_loss,
-    _get_scaled_loss,
-    _get_scaled_loss_of_function,
-    _scale_loss_and_unscale,
-    _minimize_function,
-    _minimize_tensor,
-]
+_WAYS: dict[str, _Way] = {
+    "scale_loss": _scale_loss,
+    "get_scaled_loss": _get_scaled_loss,
+    "get_scaled_loss of a function": lambda opt, variables, loss: _step(
+        opt, variables, opt.get_unscaled_gradients(_gradients(opt.get_scaled_loss(loss), variables))
+    ),
+    "scale_loss and unscale": lambda opt, variables, loss: _step(
+        opt, variables, opt.get_unscaled_gradients(_gradients(lambda: opt.scale_loss(loss()), variables))
+    ),
+    "minimize a function": lambda opt, variables, loss: opt.minimize(loss, variables),
+    "minimize a tensor": _minimize_tensor,
+    "compute_gradients": lambda opt, variables, loss: opt.apply_gradients(opt.compute_gradients(loss, variables)),
+    "apply": lambda opt, variables, loss: opt.apply(_gradients(lambda: opt.scale_loss(loss()), variables), variables),
+}
 
 
 @_in_both_modes
 @pytest.mark.parametrize(
-    ("keras", "way"),
+    ("keras", "optimizers", "way"),
     [
-        pytest.param(keras, way, id=f"{id_}-{way.__name__}")
-        for id_, keras in installed().items()
-        for way in [*_WAYS, _apply if id_ == "keras3" else _compute_gradients]
+        pytest.param(*kind, way, id=f"{id_}-{name}")
+        for id_, kind in kinds().items()
+        for name, way in _WAYS.items()
+        if name != ("compute_gradients" if id_ == "keras3" else "apply")
     ],
 )
 def test_every_way_of_writing_a_loop_trains_as_without_a_wrapper(
-    keras: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture
+    keras: ModuleType, optimizers: ModuleType, way: _Way, compiled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inner, plain = optimizer(keras, "Adam"), optimizer(keras, "Adam")
+    inner, plain = optimizers.Adam(0.5), optimizers.Adam(0.5)
     opt = wrap(inner)
     wrapped_variables, plain_variables = kernel_and_bias(keras), kernel_and_bias(keras)
 
@@ -110,31 +88,22 @@ def test_every_way_of_writing_a_loop_trains_as_without_a_wrapper(
         run(tf.constant(factor))
         if math.isfinite(factor):
             kernel, bias = plain_variables
-            take_step(plain, plain_variables, [2 * factor * kernel, factor * tf.ones_like(bias)])
-        assert values([*wrapped_variables, *inner.variables]) == values([*plain_variables, *plain.variables])
+            kerases.take_step(plain, plain_variables, [2 * factor * kernel, factor * tf.ones_like(bias)])
+        assert values([*wrapped_variables, *variables_of(inner)]) == values([*plain_variables, *variables_of(plain)])
     assert (float(opt.loss_scale), int(opt.iterations), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
     assert not _warnings(caplog)
 
 
 @for_every_keras()
 def test_fit_and_both_kinds_of_loop_can_alternate(keras: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    model = linear_model(keras, wrap(optimizer(keras)))
+    model = kerases.linear_model(keras, wrap(optimizer(keras)))
     for step, way in enumerate([None, _scale_loss, None, _get_scaled_loss, None, _scale_loss, _get_scaled_loss, None]):
         if way is None:
-            fit_linear(model, [1])
+            kerases.fit_linear(model, [1])
         else:
             way(model.optimizer, model.trainable_variables, lambda: tf.reduce_sum(model(tf.ones([1, 1]))))
         assert values(model.weights) == [[[-0.5 * (step + 1)]]]
     assert not _warnings(caplog)
-
-
-@for_every_keras()
-def test_clipping_between_unscaling_and_applying_sees_true_magnitudes(keras: ModuleType) -> None:
-    weight, opt = variable(keras, [1, 2, 3, 4]), wrap(optimizer(keras))
-    grads = _gradients(lambda: opt.get_scaled_loss(tf.reduce_sum(weight * 2.0)), [weight])
-    grads, norm = tf.clip_by_global_norm(opt.get_unscaled_gradients(grads), 1.0)
-    opt.apply_gradients(zip(grads, [weight], strict=True))
-    assert (float(norm), weight.numpy().tolist()) == (4, [0.75, 1.75, 2.75, 3.75])
 
 
 class _Loop(NamedTuple):
@@ -162,9 +131,11 @@ class _Loop(NamedTuple):
             take()
 
 
-def _loop(keras: ModuleType, style: str = "get_scaled_loss") -> _Loop:
-    loop = _Loop(wrap(optimizer(keras)), [variable(keras, 1.0), variable(keras, 2.0)], style)
-    loop.opt.build(loop.weights)
+def _loop(keras: ModuleType, style: str = "get_scaled_loss", optimizers: ModuleType | None = None) -> _Loop:
+    inner = (optimizers or keras.optimizers).SGD(0.5)
+    loop = _Loop(wrap(inner), [variable(keras, 1.0), variable(keras, 2.0)], style)
+    if hasattr(inner, "build"):
+        loop.opt.build(loop.weights)
     return loop
 
 
@@ -196,26 +167,44 @@ def _unscales_twice(loop: _Loop) -> None:
     loop.unscaled(loop.unscaled(loop.scaled()))
 
 
+def _looks(loop: _Loop) -> None:
+    loop.unscaled(loop.scaled())
+
+
+def _fails(loop: _Loop) -> None:
+    _looks(loop)
+    raise ValueError("of the loop")
+
+
 _COMPUTED_AFTER = r"apply_gradients got gradients \(1 of 2\) that were computed after the loss was scaled"
 
 
 @_in_both_modes
 @_in_both_styles
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("steps", "message"),
     [
-        (_throws_away, r"apply_gradients got gradients that were passed to get_unscaled_gradients"),
-        (_clips_the_argument, r"apply_gradients got .* clip what get_unscaled_gradients returned"),
-        (_unscales_a_part, _COMPUTED_AFTER),
-        (_adds_a_penalty, _COMPUTED_AFTER),
-        (_unscales_twice, r"got gradients that it returned: they would be divided .* twice"),
+        ([_throws_away], r"apply_gradients got gradients that were passed to get_unscaled_gradients"),
+        ([_clips_the_argument], r"apply_gradients got .* clip what get_unscaled_gradients returned"),
+        ([_unscales_a_part], _COMPUTED_AFTER),
+        ([_adds_a_penalty], _COMPUTED_AFTER),
+        ([_unscales_twice], r"got gradients that it returned: they would be divided .* twice"),
+        # Gradients were unscaled before without a step.
+        ([_looks, _unscales_a_part], "apply_gradients got .* that were computed after the loss was scaled"),
+        ([_fails, _unscales_a_part], "apply_gradients got .* that were computed after the loss was scaled"),
     ],
 )
-@for_every_keras()
+@kerases.for_every_kind
 def test_gradients_that_are_not_or_not_all_unscaled_are_refused(
-    keras: ModuleType, step: Callable[[_Loop], None], message: str, style: str, compiled: bool
+    keras: ModuleType,
+    optimizers: ModuleType,
+    steps: list[Callable[[_Loop], None]],
+    message: str,
+    style: str,
+    compiled: bool,
 ) -> None:
-    loop = _loop(keras, style)
+    loop = _loop(keras, style, optimizers)
+    *before, step = steps
     if step is _throws_away and (style == "scale_loss" or keras.__version__.startswith("3.")):
         # The step unscales them.
         loop.run(step, compiled, times=2)
@@ -223,29 +212,11 @@ def test_gradients_that_are_not_or_not_all_unscaled_are_refused(
         return
     if step is _clips_the_argument and not compiled:
         pytest.skip("only a graph tells what a tensor was computed from")
+    for each in before:
+        with contextlib.suppress(ValueError):
+            loop.run(each, compiled)
     with pytest.raises(RuntimeError, match=message):
         loop.run(step, compiled)
-    assert values(loop.weights) == [1, 2]
-
-
-@_in_both_modes
-@pytest.mark.parametrize("fails", [True, False], ids=["failed", "only looked at"])
-@for_every_keras()
-def test_part_that_is_not_unscaled_is_refused_after_gradients_that_were_unscaled_without_a_step(
-    keras: ModuleType, fails: bool, compiled: bool
-) -> None:
-    def looks(loop: _Loop) -> None:
-        loop.unscaled(loop.scaled())
-        if fails:
-            raise ValueError("of the loop")
-
-    loop = _loop(keras)
-    try:
-        loop.run(looks, compiled)
-    except ValueError:
-        assert fails
-    with pytest.raises(RuntimeError, match=r"apply_gradients got .* that were computed after the loss was scaled"):
-        loop.run(_unscales_a_part, compiled)
     assert values(loop.weights) == [1, 2]
 
 
@@ -335,43 +306,40 @@ def _unscales_alone(opt: Any, weight: Any) -> None:
     opt.get_unscaled_gradients([tf.constant([1.0])])
 
 
-_AS_THEY_ARE, _SCALED = [1 - SCALE, 2], [0, 2]
+_AS_THEY_ARE = "applied as they are, and {} was not called before"
 
 
 @pytest.mark.parametrize(
-    ("steps", "message", "of_keras_2", "of_keras_3"),
+    ("step", "of_keras_2", "of_keras_3"),
     [
+        (_scales_alone, *[(_AS_THEY_ARE.format("get_unscaled_gradients"), [1 - SCALE, 2])] * 2),
         (
-            _scales_alone,
-            "applied as they are, and get_unscaled_gradients was not called before",
-            _AS_THEY_ARE,
-            _AS_THEY_ARE,
+            _applies_alone,
+            (_AS_THEY_ARE.format("get_scaled_loss"), [1 - SCALE, 2]),
+            ("divided by the loss scale, and scale_loss was not called before", [0, 2]),
         ),
-        (_applies_alone, "applied as they are, and get_scaled_loss was not called before", _AS_THEY_ARE, None),
-        (_applies_alone, "divided by the loss scale, and scale_loss was not called before", None, _SCALED),
-        (_unscales_alone, "the loss was not scaled before", [1, 2], [1, 2]),
+        (_unscales_alone, *[("the loss was not scaled before", [1, 2])] * 2),
     ],
 )
 @for_every_keras()
 def test_step_whose_loss_or_gradients_were_not_scaled_or_unscaled_warns_once(
-    keras: ModuleType, steps: Any, message: str, of_keras_2: Any, of_keras_3: Any, caplog: pytest.LogCaptureFixture
+    keras: ModuleType, step: Any, of_keras_2: Any, of_keras_3: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = of_keras_3 if keras.__version__.startswith("3.") else of_keras_2
-    if expected is None:
-        pytest.skip("the other row is of this Keras")
+    message, expected = of_keras_3 if keras.__version__.startswith("3.") else of_keras_2
     weight, opt = variable(keras, [1, 2]), wrap(optimizer(keras))
     for _ in range(2):
-        steps(opt, weight)
+        step(opt, weight)
     (warning,) = _warnings(caplog)
     assert message in warning
     assert weight.numpy().tolist() == expected
 
 
-@for_every_keras()
+@pytest.mark.parametrize("host", ["tf1", *kinds()])
 @_in_both_modes
-def test_warning_names_the_line(keras: ModuleType, caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
-    weight, opt = variable(keras, [1, 2]), wrap(optimizer(keras))
-    opt.build([weight])
+def test_warning_names_the_line(host: str, caplog: pytest.LogCaptureFixture, compiled: bool) -> None:
+    keras, optimizers = kinds().get(host, (None, None))
+    inner = optimizers.SGD(0.5) if optimizers else tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    weight, opt = variable(keras, [1, 2]), wrap(inner)
 
     def step() -> None:
         with tf.GradientTape() as tape:
