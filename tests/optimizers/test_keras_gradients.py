@@ -1,9 +1,11 @@
-"""Gradients of every form and type that a wrapped optimizer of Keras is given, and calls of `apply` of Keras 3."""
+"""Gradients of every form and type, complex ones that are refused too, and calls of `apply` of Keras 3."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import kerases
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -140,8 +142,8 @@ def test_empty_list_of_gradients_takes_no_step_as_in_keras(keras: ModuleType) ->
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Ftrl", "MultiOptimizer"])
 @for_every_keras("keras3")
 def test_function_that_builds_the_optimizer_is_traced_once(keras: ModuleType, name: str) -> None:
-    trained, opt = kernel_and_bias(keras), wrap(optimizer(keras, name, use_ema=True))
-    expected, built = kernel_and_bias(keras), wrap(optimizer(keras, name, use_ema=True))
+    trained, expected = kernel_and_bias(keras), kernel_and_bias(keras)
+    opt, built = (wrap(optimizer(keras, name, use_ema=True)) for _ in range(2))
     built.build(expected)
     traces = []
 
@@ -157,3 +159,84 @@ def test_function_that_builds_the_optimizer_is_traced_once(keras: ModuleType, na
     assert [each.name for each in opt.variables] == [each.name for each in built.variables]
     for each, other in zip([*trained, *opt.variables], [*expected, *built.variables], strict=True):
         np.testing.assert_allclose(each.numpy(), other.numpy(), rtol=1e-6)
+
+
+_REFUSED = "{} is of type complex64, and loss scaling is for real numbers: train the real"
+_OF_PHASE, _OF_ONE = _REFUSED.format("the gradient of .*phase.*"), _REFUSED.format("gradient 0")
+_MAKES = {"tf1": tf.compat.v1.train.GradientDescentOptimizer} | {
+    name: keras.optimizers.SGD for name, keras in kerases.installed().items()
+}
+
+
+def _minimize(host: str, variables: list[tf.Variable], loss: Callable[[], tf.Tensor]) -> None:
+    tfmp.LossScaleOptimizer(_MAKES[host](0.25), tfmp.FixedLossScaleManager(8)).minimize(loss, var_list=variables)
+
+
+def _apply_gradients(host: str, variables: list[tf.Variable], loss: Callable[[], tf.Tensor]) -> None:
+    opt = tfmp.LossScaleOptimizer(_MAKES[host](0.25), tfmp.FixedLossScaleManager(8))
+    with tf.GradientTape() as tape:
+        value = loss()
+    factor = 8 if host == "keras3" else 1
+    opt.apply_gradients(
+        [(grad * factor, each) for grad, each in zip(tape.gradient(value, variables), variables, strict=True)]
+    )
+
+
+def _scaler_step(host: str, variables: list[tf.Variable], loss: Callable[[], tf.Tensor]) -> None:
+    scaler = tfmp.GradScaler(8)
+    with tf.GradientTape() as tape:
+        scaled = scaler.scale(loss())
+    scaler.step(_MAKES[host](0.25), zip(tape.gradient(scaled, variables), variables, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("way", [_minimize, _apply_gradients, _scaler_step])
+@pytest.mark.parametrize("host", _MAKES)
+def test_complex_variable_is_refused_by_name_and_its_parts_are_trained(host: str, way: Any, compiled: bool) -> None:
+    phase = tf.Variable(tf.constant([1 + 2j], tf.complex64), name="phase")
+    parts = [tf.Variable([1.0]), tf.Variable([2.0])]
+    run = tf.function(way) if compiled else way
+    with pytest.raises(TypeError, match=_OF_PHASE):
+        run(host, [phase], lambda: tf.reduce_sum(tf.abs(phase) ** 2))
+    assert phase.numpy().tolist() == [1 + 2j]
+    if not compiled:
+        run(host, parts, lambda: tf.reduce_sum(tf.abs(tf.complex(*parts)) ** 2))
+        assert [part.numpy().tolist() for part in parts] == [[0.5], [1.0]]
+
+
+@for_every_keras()
+def test_complex_gradients_are_refused_when_they_are_unscaled_and_by_fit(keras: ModuleType) -> None:
+    grads, opt = [tf.constant([1j], tf.complex64)], tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.25))
+    for unscale in (
+        opt.get_unscaled_gradients,
+        lambda grads: tfmp.GradScaler(8).unscale(keras.optimizers.SGD(0.25), grads),
+        tfmp.GradientAccumulator([tf.Variable([1j], dtype=tf.complex64)], 2).add,
+    ):
+        with pytest.raises(TypeError, match=_OF_ONE):
+            unscale(grads)
+
+    class Rotation(keras.layers.Layer):  # type: ignore[name-defined, misc] # one of two packages
+        def build(self, shape: Any) -> None:
+            del shape
+
+            def initial(*_: Any, **__: Any) -> tf.Tensor:
+                return tf.constant([1 + 2j], tf.complex64)
+
+            self.phase = self.add_weight(name="phase", shape=[1], dtype="complex64", initializer=initial)
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return tf.abs(tf.convert_to_tensor(self.phase)) * inputs
+
+    model = keras.Sequential([Rotation()])
+    model.compile(opt, "mse")
+    with pytest.raises(TypeError, match=_OF_PHASE):
+        model.fit(np.ones([2, 1], np.float32), np.ones([2, 1], np.float32), verbose=0)
+
+
+def test_scaler_that_is_not_enabled_trains_complex_variables() -> None:
+    scaler, opt = tfmp.GradScaler(enabled=False), next(iter(kerases.installed().values())).optimizers.SGD(0.25)
+    phase = tf.Variable(tf.constant([1 + 2j], tf.complex64), name="phase")
+    grads = scaler.unscale(opt, [tf.constant([4j], tf.complex64)])
+    scaler.step(opt, zip(grads, [phase], strict=True))
+    scaler.update()
+    assert phase.numpy().tolist() == [1 + 1j]
