@@ -1,7 +1,6 @@
 """Libraries whose training steps never scale the loss: the warning names the user's line and the library's method."""
 
 import importlib
-import logging
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -64,9 +63,9 @@ def _line(text: str) -> str:
     return f"modeling.py:{next(n for n, line in enumerate(_LIBRARY.splitlines(), 1) if text in line)}"
 
 
-@pytest.fixture(params=["site-packages", "dist-packages"])
+@pytest.fixture
 def library(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    package = tmp_path / request.param / "model_zoo"
+    package = tmp_path / getattr(request, "param", "site-packages") / "model_zoo"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "modeling.py").write_text(textwrap.dedent(_LIBRARY), "utf-8")
@@ -74,11 +73,6 @@ def library(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
     yield importlib.import_module("model_zoo.modeling")
     for name in ("model_zoo.modeling", "model_zoo"):
         del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def _log_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="tfmp")
 
 
 def _warning(caplog: pytest.LogCaptureFixture) -> str:
@@ -90,7 +84,9 @@ def _line_after(function: Any, lines: int) -> str:
     return f"test_library_train_steps.py:{function.__code__.co_firstlineno + lines}"
 
 
-@pytest.mark.parametrize("is_subclass", [False, True], ids=["library's class", "user's subclass"])
+@pytest.mark.parametrize(
+    ("is_subclass", "library"), [(False, "dist-packages"), (True, "site-packages")], indirect=["library"]
+)
 @pytest.mark.parametrize("host", kerases.installed())
 def test_fit_with_a_train_step_of_a_library_names_both(
     host: str, library: Any, is_subclass: bool, caplog: pytest.LogCaptureFixture

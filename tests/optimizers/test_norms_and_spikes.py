@@ -4,21 +4,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import kerases
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import (
-    SCALE,
-    eager_steps,
-    for_every_front_end,
-    for_every_keras,
-    for_every_kind,
-    kinds,
-    optimizer,
-    take_step,
-    variable,
-    wrap,
-)
+from kerases import SCALE, for_every_keras, for_every_kind, kinds, optimizer, take_step, variable, wrap
 
 import tfmp
 
@@ -122,77 +112,40 @@ def test_scaler_that_is_not_enabled_has_the_norm_and_no_detector() -> None:
     assert float(scaler.gradient_norm) == 5
     scaler.step(opt, [(grad * 0.5, weight) for grad in scaler.unscale(opt, [tf.constant([6.0, 8.0])])])
     assert float(scaler.gradient_norm) == 10
+    with pytest.raises(AttributeError, match=r"call record_gradient_norm\(\) before"):
+        _ = _Two().scaler.gradient_norm
     with pytest.raises(ValueError, match="skip_spikes with enabled=False"):
         tfmp.GradScaler(enabled=False, skip_spikes=tfmp.SpikeDetector())
     with pytest.raises(TypeError, match=r"skip_spikes must be a tfmp.SpikeDetector or None.*max_norm"):
         tfmp.GradScaler(skip_spikes=10.0)
 
 
-@pytest.mark.graph
-def test_norm_of_a_scaler_that_is_not_enabled_in_a_graph(session: tf1.Session) -> None:
-    weight, scaler = tf1.Variable([1.0, 1.0], use_resource=True), tfmp.GradScaler(enabled=False)
-    scaler.step(_SGD(1.0), [(tf.constant([3.0, 4.0]), weight)])
-    train_op, norm = scaler.update(), scaler.gradient_norm
-    session.run(tf1.global_variables_initializer())
-    assert session.run([train_op, norm])[1] == 5
-
-
 @for_every_keras()
-@for_every_front_end
+@kerases.for_every_front_end
 @pytest.mark.parametrize("sparse", [False, True])
 def test_step_sets_nothing_on_the_gradients(keras: ModuleType, front_end: str, sparse: bool) -> None:
     settings = {"skip_spikes": tfmp.SpikeDetector()}
-    _, step = eager_steps(keras, front_end, tfmp.FixedLossScaleManager(8), np.zeros([64, 256]), **settings)
+    _, step = kerases.eager_steps(keras, front_end, tfmp.FixedLossScaleManager(8), np.zeros([64, 256]), **settings)
     values = tf.ones([64, 256])
     before = dict(vars(values))
     step(tf.IndexedSlices(values, tf.range(64), tf.constant([64, 256])) if sparse else values)
     assert vars(values) == before
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_norm_is_not_rounded_to_the_type_of_the_variables(dtype: str) -> None:
-    opt, weight = tfmp.LossScaleOptimizer(_SGD(1.0), 8), tf.Variable([0, 0], dtype=dtype)
-    opt.record_gradient_norm()
-    opt.apply_gradients([(tf.constant([1e-6, 1.001]), weight)])
-    np.testing.assert_allclose(float(opt.gradient_norm), 1.001, rtol=1e-6)
-
-
-@for_every_kind
-def test_unrecorded_norm_is_an_error_that_says_what_to_call(keras: ModuleType, optimizers: ModuleType) -> None:
-    for of_norm in (tfmp.LossScaleOptimizer(optimizers.SGD(1.0), tfmp.FixedLossScaleManager(8)), _Two().scaler):
-        assert not of_norm.records_gradient_norm
-        with pytest.raises(AttributeError, match=r"call record_gradient_norm\(\) before"):
-            _ = of_norm.gradient_norm
-
-
 @pytest.mark.graph
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("where", ["window", "replicas"])
 def test_norm_in_a_conditional_of_a_graph_or_of_sums_of_replicas_must_be_asked_for(
-    where: str, session: tf1.Session, two_replicas: tf.distribute.MirroredStrategy
+    where: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     strategy = two_replicas if where == "replicas" else tf.distribute.get_strategy()
-
-    def training(records: bool) -> Any:
-        with strategy.scope():
-            weight = tf1.get_variable(f"weight_{records}", initializer=[0.0, 0.0], use_resource=True)
-            settings = {"accumulation_steps": 2} if where == "window" else {}
-            opt = tfmp.LossScaleOptimizer(_SGD(1.0), tfmp.FixedLossScaleManager(SCALE), **settings)
-            if records:
-                opt.record_gradient_norm()
-            loss_op = strategy.run(lambda: opt.minimize(tf.reduce_sum(weight * [3.0, 4.0]), var_list=[weight]))
-        return opt, tf.group(strategy.experimental_local_results(loss_op))
-
-    opt, _ = training(records=False)
-    with pytest.raises(AttributeError, match=r"not recorded: call record_gradient_norm\(\) before the first step"):
-        _ = opt.gradient_norm
-    opt, train_op = training(records=True)
-    norm = opt.gradient_norm
-    session.run(tf1.global_variables_initializer())
-    session.run(train_op)
-    if where == "window":
-        assert np.isnan(session.run(norm))
-        session.run(train_op)
-        assert session.run(norm) == 5
+    with strategy.scope():
+        weight = tf1.get_variable("weight", initializer=1.0, use_resource=True)
+        settings = {"accumulation_steps": 2} if where == "window" else {}
+        opt = tfmp.LossScaleOptimizer(_SGD(1.0), tfmp.FixedLossScaleManager(SCALE), **settings)
+        strategy.run(lambda: opt.minimize(weight * 1.0, var_list=[weight]))
+        with pytest.raises(AttributeError, match=r"not recorded: call record_gradient_norm\(\) before the first step"):
+            _ = opt.gradient_norm
 
 
 @for_every_kind
