@@ -126,12 +126,13 @@ _ELSEWHERE = {
     "recomputation/layers/keras2.py": _place(
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",
         f"{_CHILDREN}{_RECOMPUTED}; and Keras 2 would compute masks, and with them a whole model, a second time",
-        "tests/recomputation/layers/test_recomputation_keras2.py",
+        "tests/recomputation/layers/test_recompute_layers.py",
+        "tests/recomputation/layers/test_trained_layers.py",
     ),
     "recomputation/layers/keras3.py": _place(
         "_trackable_children _lookup_dependency",
         f"{_CHILDREN}{_RECOMPUTED}",
-        "tests/recomputation/layers/test_recomputation_keras3.py",
+        "tests/recomputation/layers/test_recompute_layers.py",
     ),
 }
 

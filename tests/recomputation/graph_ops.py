@@ -23,9 +23,9 @@ def read_for(grad: tf.Tensor) -> set[str]:
 
 
 def ops_of_a_gradient(
-    block: Callable[[tf.Tensor], tf.Tensor], x: tf.TensorSpec
+    block: Callable[[tf.Tensor], tf.Tensor], x: tf.TensorSpec, *, in_graph: bool = False
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Return the ops that a call of a block adds to a function, and those that its gradient for `x` adds."""
+    """Return the ops that a call of a block adds to a function, or graph, and those that its gradient for `x` adds."""
     marks: list[int] = []
 
     def gradient(x: tf.Tensor) -> Any:
@@ -36,5 +36,10 @@ def ops_of_a_gradient(
         marks.append(len(tf.compat.v1.get_default_graph().get_operations()))
         return tape.gradient(loss, x)
 
-    operations = tf.function(gradient).get_concrete_function(x).graph.get_operations()
+    if in_graph:
+        with tf.Graph().as_default() as graph:
+            gradient(tf.compat.v1.placeholder(x.dtype, x.shape))
+    else:
+        graph = tf.function(gradient).get_concrete_function(x).graph
+    operations = graph.get_operations()
     return operations[: marks[-1]], operations[marks[-1] :]

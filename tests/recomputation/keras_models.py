@@ -65,7 +65,8 @@ def model(keras: ModuleType, wrap: Wrap, block: Callable[..., Any] = stateful_bl
     keras.utils.set_random_seed(0)
     inputs = outputs = keras.Input([8])
     for name in ("one", "two"):
-        outputs = outputs + wrap(block(keras, name, **settings))(outputs)
+        # A layer, which casts: with a level, Keras 2 adds no float16 to the float32 of the input.
+        outputs = keras.layers.Add()([outputs, wrap(block(keras, name, **settings))(outputs)])
     return keras.Model(inputs, dense(keras, 1, dtype="float32", name="head")(outputs), name="net")
 
 

@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,10 +16,6 @@ tf1 = tf.compat.v1
 
 #: Makes a function recomputed, or leaves it as it is.
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-#: Makes a variable of a name and a value.
-Make = Callable[..., tf.Variable]
-#: What a program is: it takes a `Wrap` and the input, and calls functions. And what else it has gradients for.
-Program = tuple[Callable[[Wrap, tf.Tensor], Any], Sequence[Any]]
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,148 +29,123 @@ def _normal(*shape: int) -> np.ndarray:
 _X = _normal(3, 4)
 
 
-def everything(make: Make) -> Program:
+class Sources(NamedTuple):
+    """What gradients may flow to, besides the input."""
+
+    w: Any
+    table: Any
+    fixed: Any
+    captured: tf.Tensor
+
+
+def _sources(make: Callable[..., tf.Variable]) -> Sources:
+    table, fixed = make("table", _normal(5, 4)), make("fixed", np.float32(2.0), trainable=False)
+    return Sources(make("w", _normal(4, 4)), table, fixed, tf.constant(_normal(4) + 1))
+
+
+def everything(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     """Uses all that a gradient may flow to, and takes and returns nests, integers, options and None."""
-    kernel, table = make("kernel", _normal(4, 4)), make("table", _normal(5, 4))
-    fixed, captured = make("fixed", np.float32(2.0), trainable=False), tf.constant(_normal(4) + 1)
 
     def block(x: tf.Tensor, ids: tf.Tensor, flag: bool, *, scale: float | None = None) -> dict[str, Any]:
         assert flag is True
-        y = tf.tanh(x @ kernel) * captured * fixed * (scale or 1.0)
-        return {"y": y + tf.gather(table, ids), "next": ids + 1, "others": (y * 2, None, "name")}
+        y = tf.tanh(x @ s.w) * s.captured * s.fixed * (scale or 1.0)
+        return {"y": y + tf.gather(s.table, ids), "next": ids + 1, "others": (y * 2, None, "name")}
 
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        results = wrap(block)(x, tf.constant([1, 1, 3]), True, scale=0.5)
-        assert results["others"][1:] == (None, "name")
-        return results["y"] ** 2, results["others"][0], tf.cast(results["next"], tf.float32)
-
-    return call, [kernel, table, fixed, captured]
+    results = wrap(block)(x, tf.constant([1, 1, 3]), True, scale=0.5)
+    assert results["others"][1:] == (None, "name")
+    return results["y"] ** 2, results["others"][0], tf.cast(results["next"], tf.float32)
 
 
-def nested(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
-
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        inner = wrap(lambda x: tf.tanh(x @ w))
-        outer = wrap(lambda x: inner(tf.exp(inner(x))))
-        return outer(outer(x))
-
-    return call, [w]
+def nested(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    inner = wrap(lambda x: tf.tanh(x @ s.w))
+    outer = wrap(lambda x: inner(tf.exp(inner(x))))
+    return outer(outer(x))
 
 
-def one_weight_in_two_calls(make: Make) -> Program:
+def one_weight_in_two_calls(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     """In a graph of TF1, the weight got the gradient through the second call's input twice."""
-    w = make("w", _normal(4, 4))
-
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        block = wrap(lambda x: tf.tanh(x @ w))
-        return block(block(x))
-
-    return call, [w]
+    block = wrap(lambda x: tf.tanh(x @ s.w))
+    return block(block(x))
 
 
-def captured_beside_its_source(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
-
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        square = tf.square(w)
-        return wrap(lambda x: tf.tanh(x @ (w + square)))(x)
-
-    return call, [w]
+def captured_beside_its_source(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    square = tf.square(s.w)
+    return wrap(lambda x: tf.tanh(x @ (s.w + square)))(x)
 
 
-def captured_in_a_conditional(make: Make) -> Program:
-    w = make("w", np.float32(3.0))
-
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        captured = tf.exp(x) * w
-        return tf.cond(x[0, 0] > -9, lambda: wrap(lambda x: tf.tanh(x * captured))(x), lambda: x)
-
-    return call, [w]
+def captured_in_a_conditional(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    captured = tf.exp(x) @ s.w
+    return tf.cond(x[0, 0] > -9, lambda: wrap(lambda x: tf.tanh(x * captured))(x), lambda: x)
 
 
-def control_flow_inside(make: Make) -> Program:
-    w = make("w", np.ones(4, np.float32))
-
+def control_flow_inside(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
-        x = tf.cond(x[0, 0] > 0, lambda: x * w, lambda: tf.exp(x) * w)
-        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x * w)), (0, x), maximum_iterations=3)[1]
+        x = tf.cond(x[0, 0] > 0, lambda: x @ s.w, lambda: tf.exp(x) @ s.w)
+        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x @ s.w)), (0, x), maximum_iterations=3)[
+            1
+        ]
 
-    return lambda wrap, x: wrap(block)(x), [w]
-
-
-def in_a_loop(make: Make) -> Program:
-    w = make("w", np.ones(4, np.float32))
-
-    def call(wrap: Wrap, x: tf.Tensor) -> Any:
-        block = wrap(lambda x: tf.tanh(x * w))
-        return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, block(x)), (0, x), maximum_iterations=3)[1]
-
-    return call, [w]
+    return wrap(block)(x)
 
 
-def sparse_gradients_of_results(make: Make) -> Program:
-    return lambda wrap, x: tf.gather(wrap(tf.tanh)(x), [0, 0, 2]), []
+def in_a_loop(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    block = wrap(lambda x: tf.tanh(x @ s.w))
+    return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, block(x)), (0, x), maximum_iterations=3)[1]
 
 
-def argument_without_influence(make: Make) -> Program:
-    unused = tf.constant(1.0)
-    return lambda wrap, x: wrap(lambda x, unused: x**3)(x, unused), [unused]
+def sparse_gradients_of_results(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    return tf.gather(wrap(tf.tanh)(x), [0, 0, 2])
 
 
-def penalty_of_the_input(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
+def argument_without_influence(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    return wrap(lambda x, unused: x**3)(x, s.captured)
 
+
+def penalty_of_the_input(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
         if not (tf.executing_eagerly() or tf.inside_function()):
-            return tf.reduce_sum(tf.gradients(tf.tanh(x @ w), x)[0] ** 2)
+            return tf.reduce_sum(tf.gradients(tf.tanh(x @ s.w), x)[0] ** 2)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.reduce_sum(tf.tanh(x @ w))
+            y = tf.reduce_sum(tf.tanh(x @ s.w))
         return tf.reduce_sum(tape.gradient(y, x) ** 2)
 
-    return lambda wrap, x: wrap(block)(x), [w]
+    return wrap(block)(x)
 
 
-def penalty_of_the_variable(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
-
+def penalty_of_the_variable(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape(persistent=True) as tape:
-            y = tf.tanh(x @ w)
+            y = tf.tanh(x @ s.w)
             z = tf.reduce_sum(y**2)
-        return tf.reduce_sum(tape.gradient(z, w) ** 2) + tf.reduce_sum(tape.gradient(y, w))
+        return tf.reduce_sum(tape.gradient(z, s.w) ** 2) + tf.reduce_sum(tape.gradient(y, s.w))
 
-    return lambda wrap, x: wrap(block)(x), [w]
+    return wrap(block)(x)
 
 
-def tape_of_a_tape(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
-
+def tape_of_a_tape(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as outer:
             outer.watch(x)
             with tf.GradientTape() as inner:
                 inner.watch(x)
-                y = tf.reduce_sum(tf.tanh(x @ w))
+                y = tf.reduce_sum(tf.tanh(x @ s.w))
             slope = inner.gradient(y, x)
         return tf.reduce_sum(outer.gradient(slope, x) * slope)
 
-    return lambda wrap, x: wrap(block)(x), [w]
+    return wrap(block)(x)
 
 
-def forward_mode(make: Make) -> Program:
-    w = make("w", _normal(4, 4))
-
+def forward_mode(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
-            y = tf.tanh(x @ w)
+            y = tf.tanh(x @ s.w)
         return tf.reduce_sum(y * accumulator.jvp(y))
 
-    return lambda wrap, x: wrap(block)(x), [w]
+    return wrap(block)(x)
 
 
-def tape_around_a_custom_gradient(make: Make) -> Program:
+def tape_around_a_custom_gradient(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     @tf.custom_gradient
     def square(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return x**2, lambda upstream: upstream * 7.0 * tf.sin(x)
@@ -185,21 +156,21 @@ def tape_around_a_custom_gradient(make: Make) -> Program:
             y = square(x)
         return tf.reduce_sum(tape.gradient(y, x) * x)
 
-    return lambda wrap, x: wrap(block)(x), []
+    return wrap(block)(x)
 
 
 #: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph.
 _ONCE_ONLY = (captured_in_a_conditional, control_flow_inside, in_a_loop)
 
 
-def _in_tf2(program: Callable[[Make], Program], wrap: Wrap, compiled: Wrap) -> list[Any]:
-    call, sources = program(lambda name, value, **settings: tf.Variable(value, **settings))
+def _in_tf2(program: Any, wrap: Wrap, compiled: Wrap) -> list[Any]:
+    sources = _sources(lambda name, value, **settings: tf.Variable(value, **settings))
 
     def results(x: tf.Tensor) -> list[Any]:
         def first_derivatives() -> tuple[list[Any], list[Any]]:
             with tf.GradientTape() as tape:
                 tape.watch([x, *sources])
-                ys = tf.nest.flatten(call(wrap, x))
+                ys = tf.nest.flatten(program(sources, wrap, x))
             return ys, tape.gradient(ys, [x, *sources])
 
         if program in _ONCE_ONLY:
@@ -224,14 +195,13 @@ def _control_flow_for(program: Any) -> Iterator[None]:
         tf1.disable_control_flow_v2()
 
 
-def _in_session(program: Callable[[Make], Program], wrap: Wrap, use_resource: bool) -> list[Any]:
+def _in_session(program: Any, wrap: Wrap, use_resource: bool) -> list[Any]:
     def make(name: str, value: Any, **settings: Any) -> tf.Variable:
         return tf1.get_variable(name, initializer=value, use_resource=use_resource, **settings)
 
     with tf.Graph().as_default(), tf1.Session() as session, _control_flow_for(program):
-        call, sources = program(make)
-        x = tf.constant(_X)
-        ys = tf.nest.flatten(call(wrap, x))
+        sources, x = _sources(make), tf.constant(_X)
+        ys = tf.nest.flatten(program(sources, wrap, x))
         grads = tf.gradients(ys, [x, *sources])
         second = [] if program in _ONCE_ONLY else tf.gradients(tf.convert_to_tensor(grads[0]) ** 2, x)
         session.run(tf1.global_variables_initializer())
@@ -287,8 +257,8 @@ def test_values_and_both_derivatives_are_those_of_the_plain_function(program: An
 def test_gradients_of_a_function_are_those_of_the_plain_function_from_outside() -> None:
     # The tape is outside of the function, whose gradients are then computed by a function of their own.
     def gradients(wrap: Wrap) -> list[Any]:
-        call, sources = everything(lambda name, value, **settings: tf.Variable(value, **settings))
-        function, x = tf.function(functools.partial(call, wrap)), tf.constant(_X)
+        sources, x = _sources(lambda name, value, **settings: tf.Variable(value, **settings)), tf.constant(_X)
+        function = tf.function(functools.partial(everything, sources, wrap))
         with tf.GradientTape() as tape:
             tape.watch([x, *sources])
             ys = function(x)
