@@ -54,16 +54,6 @@ def stateful_model(keras: ModuleType, policy: str = "float32") -> Any:
     return called(keras.Sequential([keras.Input([4]), *layers], name="net"))
 
 
-def ones(keras: ModuleType, name: str) -> Any:
-    """Make a layer that returns the sum of its inputs."""
-    return keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name)
-
-
-def multiplying(keras: ModuleType, factor: float, name: str) -> Any:
-    """Make a layer that multiplies by a number, which float16 may be unable to hold."""
-    return keras.layers.Rescaling(factor, name=name)
-
-
 def composed(
     keras: ModuleType, call: Callable[[Any, Any], Any], base: str = "Layer", settings: Any = None, **parts: Any
 ) -> Any:

@@ -1,4 +1,4 @@
-"""check_precision leaves models of every Keras, and the random generators, as they were."""
+"""check_precision refuses what it cannot check, and leaves models of every Keras and the random generators alone."""
 
 import random
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_models import called, check, composed, data, overflowing_within, state, stateful_model
+from checked_models import called, check, composed, data, dense_model, overflowing_within, state, stateful_model
 from kerases import for_every_keras, skip_before
 
 import tfmp
@@ -72,39 +72,31 @@ class _Interrupted(Exception):  # noqa: N818 - not an error of the check
 
 
 @for_every_keras()
-def test_error_of_the_loss_leaves_the_model_as_before(keras: ModuleType) -> None:
-    model, calls = _trained(keras), list[str]()
-    before, expected = state(model), check(model, "mse", [data(1)]).to_json()
+def test_error_of_the_loss_or_of_a_layer_leaves_the_model_as_before(keras: ModuleType) -> None:
+    calls, last = list[str](), [0]
 
-    def loss(labels: Any, outputs: Any) -> Any:
-        calls.append(outputs.dtype.name)
-        if len(calls) == last:
-            raise _Interrupted
-        return (tf.cast(outputs, tf.float32) - labels) ** 2
-
-    # The calls are those in float32, in float32 for the comparison, and in float16.
-    for last in (1, 2, 3):
-        calls.clear()
-        with pytest.raises(_Interrupted):
-            check(model, loss, [data(1)])
-        assert calls == ["float32", "float32", "float16"][:last]
-        assert state(model) == before
-    assert check(model, "mse", [data(1)]).to_json() == expected
-
-
-@for_every_keras()
-def test_error_of_a_layer_leaves_the_model_as_before(keras: ModuleType) -> None:
-    def refusing(self: Any, x: tf.Tensor) -> tf.Tensor:
-        if x.dtype == tf.float16:
+    def interrupted(_: Any, x: tf.Tensor) -> tf.Tensor:
+        calls.append(x.dtype.name)
+        if len(calls) == last[0]:
             raise _Interrupted
         return x
 
-    layers = [keras.layers.Dense(4), composed(keras, refusing), keras.layers.Dense(1)]
-    model = called(keras.Sequential([keras.Input([4]), *layers]))
-    before = state(model)
-    with pytest.raises(_Interrupted):
-        check(model, "mse", [data()])
-    assert state(model) == before
+    model = _trained(keras)
+    before, expected = state(model), check(model, "mse", [data(1)]).to_json()
+    with_layer = called(keras.Sequential([keras.Input([4]), composed(keras, interrupted), keras.layers.Dense(1)]))
+    before_layer = state(with_layer)
+    # The calls are those in float32, in float32 for the comparison, and in float16.
+    for last[0] in (1, 2, 3):
+        calls.clear()
+        with pytest.raises(_Interrupted):
+            check(model, lambda y, x: (tf.cast(interrupted(None, x), tf.float32) - y) ** 2, [data(1)])
+        assert calls == ["float32", "float32", "float16"][: last[0]]
+        assert state(model) == before
+        calls.clear()
+        with pytest.raises(_Interrupted):
+            check(with_layer, "mse", [data()])
+        assert state(with_layer) == before_layer
+    assert check(model, "mse", [data(1)]).to_json() == expected
 
 
 def _random_numbers(keras: ModuleType) -> list[Any]:
@@ -159,3 +151,176 @@ def test_model_of_two_replicas_is_checked_and_as_before(
     for layer in expected.layers:
         assert report[layer.name].activations == layer.activations
         assert report[layer.name].weight_gradients.exponents == layer.weight_gradients.exponents
+
+
+_BATCHES = [tf.constant(1.0)]
+
+
+def _times(factor: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    w = tf.Variable(1.0, name="w")
+    return lambda x: x * w * factor
+
+
+def _raise(_: Any) -> tf.Tensor:
+    raise TypeError("mine")
+
+
+def _check(model: Any = None, loss_fn: Any = None, batches: Any = None, **settings: Any) -> object:
+    return check(model or _times(1), loss_fn, iter(_BATCHES) if batches is None else batches, **settings)
+
+
+def _of_graph(factor: float, loss_fn: Any = None, with_session: bool = True) -> object:
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        v = tf.compat.v1.get_variable("v", [], initializer=tf.compat.v1.ones_initializer())
+        session.run(v.initializer)
+        if with_session:
+            return check(v * factor, loss_fn, [None])
+    with graph.as_default():
+        return check(v * factor, loss_fn, [None])
+
+
+def _with_other_variables() -> object:
+    half = tf.Variable(2.0, dtype=tf.float16)
+    return _check(in_float16=lambda x: tf.cast(x, tf.float16) * half)
+
+
+def _with_an_infinite_gradient() -> object:
+    w = tf.Variable(0.0, name="w")
+    return check(lambda x: tf.sqrt(w * x), None, _BATCHES)
+
+
+def _with_a_generator_twice() -> object:
+    return check(lambda x: x, None, [None, None], in_float16=lambda x: x)
+
+
+_NO_BATCHES = r"batches is empty: pass a few batches, as the training would take them\."
+_NO_GRADIENTS = r"the loss has no gradients other than 0: there is nothing that float16"
+_COUNT = r"num_batches must be a whole number from 1 to .*, got"
+_MODEL = "model must be a model of Keras, a function, or the loss of a TF1 graph, got .* of type"
+_LOSS = "loss_fn must be a function, a loss of Keras or its name, .* of type"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: _check(tolerance=0), ValueError, r"tolerance must be greater than 0, got 0\."),
+        (lambda: _check(tolerance=float("nan")), ValueError, r"tolerance must be finite, got nan\."),
+        (lambda: _check(tolerance="0.1"), TypeError, r"tolerance must be a number, got '0\.1' of type str\."),
+        (lambda: _check(num_batches=0), ValueError, rf"{_COUNT} 0\."),
+        (lambda: _check(num_batches=1.5), ValueError, rf"{_COUNT} 1\.5\."),
+        (lambda: check(3, None, _BATCHES), TypeError, rf"{_MODEL} int\."),
+        (lambda: check(None, None, _BATCHES), TypeError, rf"{_MODEL} NoneType\."),
+        (lambda: check([tf.identity], None, _BATCHES), TypeError, rf"{_MODEL} list\."),
+        (lambda: _check(loss_fn="mse"), TypeError, r"loss_fn must be a function, since the model is one, got 'mse'\."),
+        (lambda: _check(loss_fn={"a": "mse"}), TypeError, rf"{_LOSS} dict\. "),
+        (lambda: _check(loss_fn=3), TypeError, rf"{_LOSS} int\. "),
+        (lambda: _check(session=object()), ValueError, r"a function needs no session: leave it out\."),
+        (lambda: _check(in_float16=_raise), TypeError, r"^mine$"),
+        (lambda: _check(_raise), TypeError, r"^mine$"),
+        (lambda: _check(batches=iter([])), ValueError, _NO_BATCHES),
+        (lambda: _check(batches=tf.data.Dataset.range(0)), ValueError, _NO_BATCHES),
+        (lambda: _check(_times(float("inf"))), ValueError, "the loss is inf in float32 already, which no precision"),
+        (lambda: _check(_times(float("nan"))), ValueError, "the loss is nan in float32 already, which no precision"),
+        (lambda: _check(_times(0)), ValueError, _NO_GRADIENTS),
+        (lambda: _check(lambda x: x * 2), ValueError, _NO_GRADIENTS),
+        (_with_other_variables, ValueError, "the loss in float16 does not depend on w as that in float32 does"),
+        (_with_an_infinite_gradient, ValueError, "gradients are infinite or NaN in float32 already, .* of w"),
+        (_with_a_generator_twice, ValueError, "would give in_float16 other batches than the loss in float32"),
+    ],
+)
+def test_bad_input_is_refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _of_graph(2.0, "mse"), r"the loss of a graph needs no loss_fn: leave it"),
+        (lambda: _of_graph(2.0, with_session=False), "there is no session: pass session"),
+        (lambda: _of_graph(0.0), _NO_GRADIENTS),
+        (lambda: _of_graph(float("inf")), "the loss is inf in float32 already"),
+    ],
+)
+def test_bad_graph_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_refused_check_takes_no_batch_and_looks_at_nothing_any_more() -> None:
+    given = iter(_BATCHES)
+    with pytest.raises(ValueError, match="tolerance"):
+        check(_times(1), None, given, tolerance=0)
+    assert len(list(given)) == 1
+    with pytest.raises(TypeError, match="mine"):
+        check(_raise, None, _BATCHES)
+    assert tfmp.ranges.probe(_BATCHES[0], "one") is _BATCHES[0]
+
+
+def _of_integers(keras: ModuleType) -> Any:
+    counting = composed(keras, lambda _, x: tf.cast(x, tf.float32), settings={"dtype": "int32", "name": "count"})
+    layers = [counting, keras.layers.Dense(1)]
+    return called(keras.Sequential([keras.Input([4], dtype="int32"), *layers], name="net"))
+
+
+def _quantized(keras: ModuleType) -> Any:
+    if not keras.__version__.startswith("3."):
+        pytest.skip("Keras 2 quantizes no layers")
+    skip_before((3, 6), keras, "it quantizes no layer whose policy is float32")
+    model = dense_model(keras)
+    for layer in model.layers:
+        layer.quantize("int8")
+    return model
+
+
+def _compiled(keras: ModuleType) -> Any:
+    model = dense_model(keras)
+    model.compile("sgd", "mse")
+    return model
+
+
+_X, _Y = data()
+_GOOD = [(_X, _Y)]
+_INTEGERS = [(np.ones([2, 4], np.int32), np.ones([2, 1]))]
+_LOST = "float16 cannot take the place of integers, in which these layers compute: "
+_ADVICE = r"pass the data in batches, such as \[\(x\[:32\], y\[:32\]\)\] or tf\.data\.Dataset\.from_tensor_slices"
+
+
+# Keras 3 passes the variables of quantized layers to NumPy.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (dense_model, ("mse", []), r"batches is empty"),
+        (dense_model, ("mse", [(_X, np.nan * _Y)]), r"the loss is nan in float32 already"),
+        (dense_model, ("mse", [(_X, _Y), (_X, np.inf * np.ones_like(_Y))]), r"the loss is inf in float32 already"),
+        (dense_model, (lambda labels, outputs: outputs * 0, _GOOD), r"the loss has no gradients other than 0"),
+        (dense_model, (None, _GOOD), r"loss_fn is None, and the model 'net' is not compiled with a loss: pass"),
+        (dense_model, ("no_such_loss", _GOOD), "no_such_loss"),
+        (_compiled, (None, (_X, _Y)), rf"got ndarray of shape \(8, 4\): {_ADVICE}"),
+        (_compiled, ("mse", [_X, _Y]), rf"got ndarray of shape \(8, 4\): {_ADVICE}"),
+        (_compiled, ("mse", _X), rf"got ndarray of shape \(4,\): {_ADVICE}"),
+        (_compiled, (None, {"x": _X}), rf"got str: {_ADVICE}"),
+        (_of_integers, ("mse", _INTEGERS), rf"{_LOST}count\. Pass the part"),
+        (_quantized, ("mse", _GOOD), rf"{_LOST}hidden, o\. Pass .* the model before it was quantized"),
+    ],
+)
+@for_every_keras()
+def test_model_of_keras_is_refused_with_its_reason_and_as_before(
+    keras: ModuleType, make: Callable[[ModuleType], Any], arguments: Any, message: str
+) -> None:
+    model = make(keras)
+    before = state(model)
+    with pytest.raises((TypeError, ValueError), match=message):
+        check(model, *arguments)
+    assert state(model) == before
+
+
+@for_every_keras()
+def test_model_that_is_not_built_and_arguments_for_functions_are_refused(keras: ModuleType) -> None:
+    model = keras.Sequential([keras.layers.Dense(1)], name="net")
+    with pytest.raises(ValueError, match=r"the model 'net' has no variables yet: call it on a batch first, or build"):
+        check(model, "mse", _GOOD)
+    with pytest.raises(ValueError, match=r"a model of Keras needs no variables and no in_float16: leave it out\."):
+        check(model, "mse", _GOOD, variables=[], in_float16=model)

@@ -18,32 +18,33 @@ _NOTHING = tfmp.ranges.RangeHistogram()
 Loss = Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.DType], tf.Tensor]
 
 
-def _of_function(
-    loss: Loss, values: Mapping[str, Any], batches: Sequence[Any], half: bool, only: Sequence[str] | None
+def _report(
+    way: str,
+    loss: Loss,
+    values: Mapping[str, Any],
+    *batches: Any,
+    half: bool = False,
+    only: Sequence[str] | None = None,
 ) -> tfmp.ranges.PrecisionReport:
-    variables = {name: tf.Variable(value, dtype=tf.float32, name=name) for name, value in values.items()}
-    return check(
-        lambda batch: loss(variables, batch, tf.float32),
-        None,
-        [tf.constant(batch) for batch in batches],
-        in_float16=(lambda batch: loss(variables, batch, tf.float16)) if half else None,
-        variables=None if only is None else [variables[name] for name in only],
-    )
-
-
-def _of_graph(
-    loss: Loss, values: Mapping[str, Any], batches: Sequence[Any], half: bool, only: Sequence[str] | None
-) -> tfmp.ranges.PrecisionReport:
+    batches = tuple(np.asarray(each, np.asarray(each).dtype.str.replace("f8", "f4")) for each in batches)
+    if way == "function":
+        variables = {name: tf.Variable(value, dtype=tf.float32, name=name) for name, value in values.items()}
+        return check(
+            lambda batch: loss(variables, batch, tf.float32),
+            None,
+            [tf.constant(batch) for batch in batches],
+            in_float16=(lambda batch: loss(variables, batch, tf.float16)) if half else None,
+            variables=None if only is None else [variables[name] for name in only],
+        )
     with tf.Graph().as_default(), tf1.Session() as session:
         variables = {
             name: tf1.get_variable(name, initializer=tf.constant(value, tf.float32)) for name, value in values.items()
         }
-        batch = tf1.placeholder(np.asarray(batches[0]).dtype, np.shape(batches[0]))
+        batch = tf1.placeholder(batches[0].dtype, batches[0].shape)
         in_float32 = loss(variables, batch, tf.float32)
         in_float16 = loss(variables, batch, tf.float16) if half else None
         session.run(tf1.global_variables_initializer())
-        before = session.run(variables)
-        feeds = [{batch: each} for each in batches]
+        before, feeds = session.run(variables), [{batch: each} for each in batches]
         given = None if only is None else [variables[name] for name in only]
         found = [check(in_float32, None, feeds, in_float16=in_float16, variables=given) for _ in range(2)]
         # Two checks find the same, and change nothing.
@@ -51,15 +52,6 @@ def _of_graph(
         assert str(session.run(variables)) == str(before)
         assert len(tf1.global_variables()) == len(values)
         return found[0]
-
-
-def _report(
-    way: str, loss: Loss, values: Mapping[str, Any], *batches: Any, half: bool = False, only: Any = None
-) -> tfmp.ranges.PrecisionReport:
-    of = _of_function if way == "function" else _of_graph
-    return of(
-        loss, values, [np.asarray(each, np.asarray(each).dtype.str.replace("f8", "f4")) for each in batches], half, only
-    )
 
 
 def _names(report: tfmp.ranges.PrecisionReport) -> list[str]:
@@ -279,18 +271,14 @@ def test_scale_is_halved_until_gradients_do_not_overflow_in_float16(way: str) ->
     assert (report.suggested_loss_scale, report.far_off) == (2**10, [])
 
 
-def test_without_loss_fn_the_function_takes_the_batch_and_returns_the_loss() -> None:
+def test_loss_is_that_of_the_function_or_of_loss_fn_with_weights_of_examples() -> None:
     w = tf.Variable(2.0, name="w")
     report = check(lambda batch: w * batch["x"] * batch["by"], None, [{"x": tf.constant([1.0, 3.0]), "by": 4.0}])
     # The mean of a loss of any shape is taken.
     assert (report.loss, report.suggested_loss_scale) == (16, 2**9)
-
-
-def test_loss_fn_takes_labels_and_outputs_and_examples_have_weights() -> None:
-    w = tf.Variable(2.0)
     batch = (tf.ones([2]), tf.zeros([2]), tf.constant([1.0, 3.0]))
-    assert check(lambda x: x * w, lambda y, outputs: (outputs - y) ** 2, [batch]).loss == 8
-    assert check(lambda x: x * w, lambda y, outputs: (outputs - y) ** 2, [batch[:2]]).loss == 4
+    for given, loss in ((batch, 8), (batch[:2], 4)):
+        assert check(lambda x: x * w, lambda y, outputs: (outputs - y) ** 2, [given]).loss == loss
 
 
 @pytest.mark.parametrize("traced_before", [True, False])

@@ -1,5 +1,6 @@
 """The loss that check_precision differentiates is the one that `fit` of every Keras minimizes."""
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -47,75 +48,77 @@ def _sequences(size: int = 4) -> Any:
     return np.random.default_rng(size).normal(size=[8, 8, size]).astype(np.float32)
 
 
-def _cases(keras: ModuleType) -> dict[str, Case]:
-    layers, losses, (x, y), weights = keras.layers, keras.losses, data(), np.arange(8, dtype=np.float32)
-    hidden, head = layers.Dense(4, "relu", name="hidden"), layers.Dense(1)
-    dense = [keras.Input([4]), hidden, head]
-    objects = ["mse", losses.MeanSquaredError(), _mean_of_squares]
-    functions = [
-        "mean_squared_error",
-        losses.mean_squared_error,
-        _squares,
-        lambda *each: tf.reduce_mean(_squares(*each)),
+_X, _Y = data()
+_WEIGHTS = np.arange(8, dtype=np.float32)
+_IDS = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 0, 0]] * 4)
+_WEIGHTED: dict[str, Any] = {"weighted_metrics": []}
+
+
+def _dense(k: ModuleType, *after: Any) -> list[Any]:
+    return [k.Input([4]), k.layers.Dense(4, "relu", name="hidden"), *after, k.layers.Dense(1)]
+
+
+def _objects(k: ModuleType) -> list[Any]:
+    return ["mse", k.losses.MeanSquaredError(), _mean_of_squares]
+
+
+def _functions(k: ModuleType) -> list[Any]:
+    return ["mean_squared_error", k.losses.mean_squared_error, _squares, lambda *each: tf.reduce_mean(_squares(*each))]
+
+
+def _of_classes(k: ModuleType) -> Case:
+    sparse = k.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return Case([k.Input([4]), k.layers.Dense(3)], (_X, np.arange(8) % 3), [sparse], sparse)
+
+
+def _with_masks(k: ModuleType) -> Case:
+    layers = [k.layers.Embedding(10, 4, mask_zero=True), k.layers.Bidirectional(k.layers.LSTM(3)), k.layers.Dense(1)]
+    return Case([k.Input([5], dtype="int32"), *layers], (_IDS, _Y), ["mse"])
+
+
+def _with_dropout(k: ModuleType) -> Case:
+    layers = [
+        k.layers.TimeDistributed(k.Sequential([k.layers.Dense(3), k.layers.Dropout(0.5)])),
+        k.layers.GRU(3, dropout=0.5, recurrent_dropout=0.5),
+        k.layers.GaussianNoise(1.0),
     ]
-    sparse = losses.SparseCategoricalCrossentropy(from_logits=True)
-    ids = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 0, 0]] * 4)
-    weighted = {"weighted_metrics": []}
-    return {
-        "plain": Case(dense, (x, y), objects + functions),
-        "float64": Case(dense, (np.float64(x), np.float64(y)), objects),
-        "flat labels": Case(dense, (x, y[:, 0]), ["mse"]),
-        "labels of integers": Case([keras.Input([4]), layers.Dense(3)], (x, np.arange(8) % 3), [sparse], sparse),
-        "not reduced": Case(dense, (x, y), [], losses.MeanSquaredError(reduction="sum")),
-        "weights of examples": Case(dense, (x, y, weights), objects, settings=weighted),
-        "column of weights": Case(dense, (x, y, weights[:, None]), ["mse"], settings=weighted),
-        "weights of sequences": Case(
-            [keras.Input([8, 4]), head], (_sequences(), _sequences(1), weights), ["mse"], settings=weighted
-        ),
-        "added losses": Case([keras.Input([4]), hidden, _adding(keras), head], (x, y), ["mse"]),
-        "added losses only": Case([keras.Input([4]), hidden, head, _adding(keras)], (x, y), [], None),
-        "regularized weights": Case([keras.Input([4]), layers.Dense(1, kernel_regularizer="l2")], (x, y), ["mse"]),
-        "regularized activations": Case(
-            [keras.Input([4]), layers.Dense(4, activity_regularizer="l1"), head], (x, y), ["mse"]
-        ),
-        "masks": Case(
-            [
-                keras.Input([5], dtype="int32"),
-                layers.Embedding(10, 4, mask_zero=True),
-                layers.Bidirectional(layers.LSTM(3)),
-                layers.Dense(1),
-            ],
-            (ids, y),
-            ["mse"],
-        ),
-        "dropout": Case(
-            [
-                keras.Input([8, 4]),
-                layers.TimeDistributed(keras.Sequential([layers.Dense(3), layers.Dropout(0.5)])),
-                layers.GRU(3, dropout=0.5, recurrent_dropout=0.5),
-                layers.GaussianNoise(1.0),
-                layers.Dense(1),
-            ],
-            (_sequences(), y),
-            ["mse"],
-        ),
-    }
+    return Case([k.Input([8, 4]), *layers, k.layers.Dense(1)], (_sequences(), _Y), ["mse"])
 
 
-_NAMES = [
-    *("plain", "float64", "flat labels", "labels of integers", "not reduced", "weights of examples"),
-    *("column of weights", "weights of sequences", "added losses", "added losses only", "regularized weights"),
-    *("regularized activations", "masks", "dropout"),
-]
+_CASES: dict[str, Callable[[ModuleType], Case]] = {
+    "plain": lambda k: Case(_dense(k), (_X, _Y), _objects(k) + _functions(k)),
+    "float64": lambda k: Case(_dense(k), (np.float64(_X), np.float64(_Y)), _objects(k)),
+    "flat labels": lambda k: Case(_dense(k), (_X, _Y[:, 0]), ["mse"]),
+    "labels of integers": _of_classes,
+    # Keras differentiates the sum, also where nothing is reduced.
+    "summed": lambda k: Case(
+        _dense(k), (_X, _Y), [k.losses.MeanSquaredError(reduction="none")], k.losses.MeanSquaredError(reduction="sum")
+    ),
+    "weights of examples": lambda k: Case(_dense(k), (_X, _Y, _WEIGHTS), _objects(k), settings=_WEIGHTED),
+    "column of weights": lambda k: Case(_dense(k), (_X, _Y, _WEIGHTS[:, None]), ["mse"], settings=_WEIGHTED),
+    "weights of sequences": lambda k: Case(
+        [k.Input([8, 4]), k.layers.Dense(1)], (_sequences(), _sequences(1), _WEIGHTS), ["mse"], settings=_WEIGHTED
+    ),
+    "added losses": lambda k: Case(_dense(k, _adding(k)), (_X, _Y), ["mse"]),
+    "added losses only": lambda k: Case([*_dense(k), _adding(k)], (_X, _Y), [], None),
+    "regularized weights": lambda k: Case(
+        [k.Input([4]), k.layers.Dense(1, kernel_regularizer="l2")], (_X, _Y), ["mse"]
+    ),
+    "regularized activations": lambda k: Case(
+        [k.Input([4]), k.layers.Dense(4, activity_regularizer="l1"), k.layers.Dense(1)], (_X, _Y), ["mse"]
+    ),
+    "masks": _with_masks,
+    "dropout": _with_dropout,
+}
 
 
 # Keras 2 itself warns that the metrics are not weighted.
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", _CASES)
 @for_one_keras_of_each_kind
 def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> None:
     if name == "regularized activations":
         skip_before((3, 14), keras, "it cannot compute such a loss in float16")
-    case = _cases(keras)[name]
+    case = _CASES[name](keras)
     model = with_given_weights(keras.Sequential(case.layers))
     model.compile("sgd", case.loss, run_eagerly=True, **case.settings)
     x, y, weights = [*case.batch, None][:3]
@@ -125,9 +128,6 @@ def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> No
     weights = None if weights is None else tf.constant(weights)
     # Layers that draw do so as in inference, and no other layer here trains in another way.
     of_keras = gradients(model, lambda: model.compute_loss(x, y, model(x, training=False), weights))
-    if name == "not reduced":
-        # Keras differentiates the sum.
-        case.alike.append(keras.losses.MeanSquaredError(reduction="none"))
     reports = [check(model, loss_fn, [case.batch]) for loss_fn in (None, *case.alike)]
     assert [report.loss for report in reports] == [expected] * len(reports)
     for report in reports:
@@ -140,7 +140,7 @@ def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> No
 
 
 @for_one_keras_of_each_kind
-def test_loss_that_is_compiled_without_a_reduction_is_differentiated_as_its_sum(keras: ModuleType) -> None:
+def test_loss_fn_goes_before_the_compiled_loss_whose_sum_is_taken_if_it_is_not_reduced(keras: ModuleType) -> None:
     model = with_given_weights(keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="only")]))
     summed, each = (keras.losses.MeanSquaredError(reduction=reduction) for reduction in ("sum", "none"))
     model.compile("sgd", each)
@@ -148,38 +148,23 @@ def test_loss_that_is_compiled_without_a_reduction_is_differentiated_as_its_sum(
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found["only"].weight_gradients == expected["only"].weight_gradients
     assert found.suggested_loss_scale == expected.suggested_loss_scale
+    assert check(model, "mae", [data()]).loss == pytest.approx(float(np.mean(np.abs(model(_X) - _Y))), rel=1e-6)
 
 
-@for_one_keras_of_each_kind
-def test_loss_fn_goes_before_the_compiled_loss(keras: ModuleType) -> None:
-    model = with_given_weights(keras.Sequential([keras.Input([4]), keras.layers.Dense(1)]))
-    model.compile("sgd", "mse")
-    x, y = data()
-    assert check(model, "mae", [(x, y)]).loss == pytest.approx(float(np.mean(np.abs(model(x) - y))), rel=1e-6)
-
-
-@for_one_keras_of_each_kind
+@for_every_keras()
 def test_inputs_and_outputs_may_be_nests(keras: ModuleType) -> None:
     inputs = {name: keras.Input([4], name=name) for name in ("one", "two")}
     both = keras.layers.Concatenate(name="both")(list(inputs.values()))
     outputs = {name: keras.layers.Dense(1, name=name + "_out")(both) for name in ("a", "b")}
-    model = with_given_weights(keras.Model(inputs, outputs))
-    model.compile("sgd", {"a": "mse", "b": "mae"}, loss_weights={"a": 1.0, "b": 2.0}, run_eagerly=True)
-    (x, y), (other, label) = data(), data(1)
-    batch = ({"one": x, "two": other}, {"a": y, "b": label})
-    expected = model.evaluate(*batch, verbose=0, return_dict=True)["loss"]
-    assert check(model, None, [batch]).loss == pytest.approx(expected, rel=1e-6)
+    model, other, label = with_given_weights(keras.Model(inputs, outputs)), *data(1)
+    batch = ({"one": _X, "two": other}, {"a": _Y, "b": label})
+    for losses, weights in (({"a": "mse", "b": "mae"}, {"a": 1.0, "b": 2.0}), ({"a": "mse", "b": "mse"}, None)):
+        model.compile("sgd", losses, loss_weights=weights, run_eagerly=True)
+        expected = pytest.approx(model.evaluate(*batch, verbose=0, return_dict=True)["loss"], rel=1e-6)
+        assert check(model, None, [batch]).loss == expected
+    # A loss by its name is that of each output.
+    assert check(model, "mse", [batch]).loss == expected
     model.train_on_batch(*batch)
-
-
-@for_every_keras()
-def test_named_loss_of_several_outputs_is_the_sum(keras: ModuleType) -> None:
-    inputs = keras.Input([4])
-    model = with_given_weights(keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)]))
-    model.compile("sgd", ["mse", "mse"], run_eagerly=True)
-    x, y = data()
-    expected = model.evaluate(x, [y, y], verbose=0)[0]
-    assert check(model, "mse", [(x, (y, y))]).loss == pytest.approx(expected, rel=1e-6)
 
 
 @for_every_keras("keras3")

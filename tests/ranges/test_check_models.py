@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_models import (
-    check,
-    composed,
-    data,
-    dense_model,
-    gradients,
-    mse,
-    state,
-    stateful_model,
-    with_given_weights,
-)
+from checked_models import check, composed, data, dense_model, gradients, mse, state, stateful_model, with_given_weights
 from kerases import for_every_keras
 
 import tfmp
@@ -53,24 +43,23 @@ def test_shared_layer_counts_all_its_calls_and_equal_names_are_told_apart(keras:
 
 
 def _attending(keras: ModuleType) -> Any:
-    class Attending(keras.Model):  # type: ignore[name-defined]
-        """Has weights of its own, and layers of every kind that computes in a way of its own."""
+    """Make a model with weights of its own, and layers of every kind that computes in a way of its own."""
 
-        def __init__(self, **settings: Any) -> None:
-            super().__init__(**settings)
-            self.embed = keras.layers.Embedding(10, 4, name="embed")
-            self.attend = keras.layers.MultiHeadAttention(2, 2, name="attend")
-            self.norm = keras.layers.LayerNormalization(name="norm")
-            self.lstm = keras.layers.LSTM(3, name="lstm")
-            self.head = keras.layers.Dense(1, name="head")
-            self.shift = self.add_weight(shape=[1], initializer="ones", name="shift")
+    def call(self: Any, ids: tf.Tensor) -> tf.Tensor:
+        x = self.embed(ids)
+        x = self.norm(x + self.attend(x, x))
+        return self.head(self.lstm(x)) + tf.cast(self.shift, self.compute_dtype)
 
-        def call(self, ids: tf.Tensor) -> tf.Tensor:
-            x = self.embed(ids)
-            x = self.norm(x + self.attend(x, x))
-            return self.head(self.lstm(x)) + tf.cast(self.shift, self.compute_dtype)
-
-    return Attending(name="net")
+    parts = {
+        "embed": keras.layers.Embedding(10, 4, name="embed"),
+        "attend": keras.layers.MultiHeadAttention(2, 2, name="attend"),
+        "norm": keras.layers.LayerNormalization(name="norm"),
+        "lstm": keras.layers.LSTM(3, name="lstm"),
+        "head": keras.layers.Dense(1, name="head"),
+    }
+    model = composed(keras, call, "Model", {"name": "net"}, **parts)
+    model.shift = model.add_weight(shape=[1], initializer="ones", name="shift")
+    return model
 
 
 @for_every_keras()
@@ -93,52 +82,43 @@ def test_subclassed_model_is_seen_through_its_layers_and_its_own_weights(keras: 
 
 
 @for_every_keras()
-def test_ranges_are_those_of_the_layers_called_by_hand(keras: ModuleType) -> None:
-    model = dense_model(keras)
-    (x, y), (hidden, output) = data(), model.layers
-    report = check(model, "mse", [(x, y)])
+def test_ranges_and_errors_are_those_of_layers_called_by_hand_and_of_a_model_in_mixed_precision(
+    keras: ModuleType,
+) -> None:
+    (x, y), model, twin = data(), dense_model(keras), dense_model(keras, "mixed_float16")
+    hidden, output = model.layers
+
+    def product(labels: Any, outputs: Any) -> Any:
+        return labels * tf.cast(outputs, tf.float32)
+
+    report = check(model, product, [(x, y)])
     with tf.GradientTape() as tape:
         between = hidden(x)
         tape.watch(between)
-        loss = mse(output(between), y)
-    of_activation = tape.gradient(loss, between)
-    of_variables = gradients(model, lambda: mse(model(x), y))
+        loss = tf.reduce_mean(product(y, output(between)))
+    of_activation, scale = tape.gradient(loss, between), report.suggested_loss_scale
+    exact = gradients(model, lambda: tf.reduce_mean(product(y, model(x))))
+    rounded = gradients(twin, lambda: tf.reduce_mean(product(y, twin(x))), scale)
+    for name, part in (("hidden", slice(0, 2)), ("o", slice(2, 4))):
+        one, other = (np.concatenate([np.float64(grad).ravel() for grad in each[part]]) for each in (exact, rounded))
+        error = np.linalg.norm(one - other / scale) / np.linalg.norm(one)
+        assert 0 < error < 1e-2
+        assert report[name].relative_error == pytest.approx(error, rel=1e-9)
+        cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        assert report[name].cosine == pytest.approx(cosine, rel=1e-12)
+        assert report[name].weight_gradients == _histogram(*exact[part])
     assert report["hidden"] == tfmp.ranges.LayerPrecision(
         name="hidden",
         activations=_histogram(between),
         largest_activation=float(tf.reduce_max(between)),
         activation_gradients=_histogram(of_activation),
         weights=_histogram(*map(tf.convert_to_tensor, hidden.trainable_variables)),
-        weight_gradients=_histogram(*of_variables[:2]),
+        weight_gradients=_histogram(*exact[:2]),
         cosine=report["hidden"].cosine,
         relative_error=report["hidden"].relative_error,
     )
     assert report["o"].activations == _histogram(model(x))
-    assert report["o"].weight_gradients == _histogram(*of_variables[2:])
     assert report.loss == pytest.approx(float(loss), rel=1e-6)
-
-
-@for_every_keras()
-def test_error_of_a_layer_is_that_of_a_model_made_in_mixed_precision(keras: ModuleType) -> None:
-    (x, y), model, twin = data(), dense_model(keras), dense_model(keras, "mixed_float16")
-
-    def product(labels: Any, outputs: Any) -> Any:
-        return labels * tf.cast(outputs, tf.float32)
-
-    report = check(model, product, [(x, y)])
-
-    def gradients_of(each: Any, scale: float) -> list[np.ndarray]:
-        grads = gradients(each, lambda: tf.reduce_mean(product(y, each(x))), scale)
-        return [grad.numpy().astype(np.float64) / scale for grad in grads]
-
-    exact, rounded = gradients_of(model, 1.0), gradients_of(twin, report.suggested_loss_scale)
-    for name, part in (("hidden", slice(0, 2)), ("o", slice(2, 4))):
-        one, other = (np.concatenate([grad.ravel() for grad in grads[part]]) for grads in (exact, rounded))
-        expected = np.linalg.norm(one - other) / np.linalg.norm(one)
-        assert 0 < expected < 1e-2
-        assert report[name].relative_error == pytest.approx(expected, rel=1e-9)
-        cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
-        assert report[name].cosine == pytest.approx(cosine, rel=1e-12)
     assert report.float16_loss == float(tf.reduce_mean(product(y, twin(x))))
 
 
@@ -153,50 +133,24 @@ def test_batch_normalization_uses_the_batch_and_dropout_does_not_act(keras: Modu
     assert report.loss == float(mse(output(normalized), y))
 
 
-@for_every_keras("keras3")
-def test_batch_normalization_within_a_layer_that_draws(keras: ModuleType) -> None:
+@for_every_keras()
+def test_layers_within_a_layer_that_draws_or_passes_training_by_position_do_so_too(keras: ModuleType) -> None:
     class Block(keras.layers.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.seed = keras.layers.BatchNormalization(name="norm"), keras.random.SeedGenerator(1)
-
-        def build(self, input_shape: Any) -> None:
-            self.norm.build(input_shape)
-            self.built = True
+            self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, name="drop")
+            if keras.__version__.startswith("3."):
+                self.seed = keras.random.SeedGenerator(1)
 
         def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-            return self.norm(x, training=training)
+            # Keras 3 takes no positional arguments but tensors.
+            x = self.norm(x, training=training)
+            return self.drop(x, training=training) if hasattr(self, "seed") else self.drop(x, training)
 
     block = Block()
     model, (x, y) = keras.Sequential([keras.Input([4]), block, keras.layers.Dense(1)]), data()
     report = check(model, "mse", [(10 * x + 3, y)])
-    assert report["norm"].activations == _histogram(block.norm(10 * x + 3, training=True))
-
-
-@for_every_keras("keras2", "tf_keras")
-def test_dropout_does_not_act_if_training_is_positional(keras: ModuleType) -> None:
-    class Positional(keras.Model):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop, self.head = keras.layers.Dropout(0.5, name="drop"), keras.layers.Dense(1)
-
-        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-            return self.head(self.drop(x, training))
-
-    model = Positional()
-    model(data()[0])
-    assert check(model, "mse", [data()])["drop"].activations.zeros == 0
-
-
-@for_one_keras_of_each_kind
-def test_output_that_the_loss_ignores_has_no_gradients(keras: ModuleType) -> None:
-    inputs = keras.Input([4])
-    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("used", "unused")]
-    model = with_given_weights(keras.Model(inputs, outputs))
-    report = check(model, lambda labels, outputs: (outputs[0] - tf.cast(labels, outputs[0].dtype)) ** 2, [data()])
-    unused = report["unused"]
-    assert (unused.activations.total, unused.weights.total, unused.gradients.total) == (8, 5, 0)
-    assert (unused.relative_error, unused.cosine, unused.far_off) == (None, None, None)
+    assert report["drop"].activations == _histogram(block.norm(10 * x + 3, training=True))
 
 
 @pytest.mark.parametrize("policy", ["float32", "float16", "mixed_float16", "mixed_bfloat16"])
@@ -219,16 +173,6 @@ def test_ranges_are_those_of_float32_whatever_the_types_of_the_model(keras: Modu
             assert found.relative_error < 1e-3
         else:
             assert found == layer
-
-
-@for_every_keras("keras3")
-def test_float32_run_of_a_mixed_model_does_not_overflow(keras: ModuleType) -> None:
-    layers = [keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_float16", name=name) for name in "ab"]
-    huge = keras.layers.Rescaling(1e5, dtype="float32", name="huge")
-    model = keras.Sequential([keras.Input([1]), layers[0], huge, layers[1]])
-    batch = (np.ones([1, 1]), np.ones([1, 1]))
-    report = check(model, lambda labels, outputs: tf.cast(outputs, tf.float32) * labels, [batch])
-    assert (report["huge"].largest_activation, report.loss) == (1e5, 1e5)
 
 
 @for_one_keras_of_each_kind
@@ -261,29 +205,22 @@ def _recomputed(keras: ModuleType) -> Any:
     return keras.Sequential([keras.Input([4]), tfmp.Recompute(block, name="block"), keras.layers.Dense(1, name="head")])
 
 
-def _raw_in_float16(keras: ModuleType) -> Any:
-    class Raw(keras.layers.Layer):  # type: ignore[name-defined]
-        def build(self, input_shape: Any) -> None:
-            self.kernel = self.add_weight(shape=(input_shape[-1], 1), initializer="ones", name="kernel")
-            self.built = True
+def _raw(**settings: Any) -> Callable[[ModuleType], Any]:
+    """Make a layer that holds its variables in a dictionary and in a tuple, and computes by ops of TensorFlow."""
 
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return tf.matmul(x, self.kernel)
+    def make(keras: ModuleType) -> Any:
+        class Raw(keras.layers.Layer):  # type: ignore[name-defined]
+            def build(self, input_shape: Any) -> None:
+                kernels = [self.add_weight(shape=(4, 1), initializer="ones", name=name) for name in "ab"]
+                self.by_name, self.in_tuple = {"a": kernels[0]}, (kernels[1],)
+                self.built = True
 
-    return keras.Sequential([keras.Input([4]), Raw(dtype="float16", name="raw")])
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                return tf.matmul(x, self.by_name["a"]) + tf.matmul(x, self.in_tuple[0])
 
+        return keras.Sequential([keras.Input([4]), Raw(name="raw", **settings)])
 
-def _with_variables_in_dicts_and_tuples(keras: ModuleType) -> Any:
-    class Held(keras.layers.Layer):  # type: ignore[name-defined]
-        def build(self, input_shape: Any) -> None:
-            kernels = [self.add_weight(shape=(4, 1), initializer="ones", name=name) for name in "ab"]
-            self.by_name, self.in_tuple = {"a": kernels[0]}, (kernels[1],)
-            self.built = True
-
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return tf.matmul(x, self.by_name["a"]) + tf.matmul(x, self.in_tuple[0])
-
-    return keras.Sequential([keras.Input([4]), Held(name="held")])
+    return make
 
 
 def _with_two_layers_of_a_name(keras: ModuleType) -> Any:
@@ -297,36 +234,29 @@ def _with_a_layer_of_integers_that_is_not_called(keras: ModuleType) -> Any:
 
 
 def _with_a_cell_that_is_none(keras: ModuleType) -> Any:
-    class Own(keras.layers.Layer):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__(name="own")
-            self.cell = self.cells = 3
-            self.dense, self._random_generator = keras.layers.Dense(1, name="dense"), np.ones(2)
-
-        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-            return self.dense(x)
-
-    return keras.Sequential([keras.Input([4]), Own()])
+    parts = {"cell": 3, "cells": 3, "_random_generator": np.ones(2), "dense": keras.layers.Dense(1, name="dense")}
+    own = composed(keras, lambda self, x: self.dense(x), settings={"name": "own"}, **parts)
+    return keras.Sequential([keras.Input([4]), own])
 
 
 def _of_sparse_inputs(keras: ModuleType) -> Any:
     return keras.Sequential([keras.Input([4], sparse=True), keras.layers.Dense(1, name="head")])
 
 
-_KINDS: dict[Callable[[ModuleType], Any], dict[str, int]] = {
-    _with_operations: {"hidden": 20, "head": 5},
-    _recomputed: {"up": 20, "down": 20, "head": 5},
-    _raw_in_float16: {"raw": 4},
-    _with_variables_in_dicts_and_tuples: {"held": 8},
-    _with_two_layers_of_a_name: {"same": 20, "same (2)": 5},
-    _with_a_layer_of_integers_that_is_not_called: {"head": 5},
-    _with_a_cell_that_is_none: {"dense": 5, "own": 0},
-    _of_sparse_inputs: {"head": 5},
+_KINDS: dict[str, tuple[Callable[[ModuleType], Any], dict[str, int]]] = {
+    "operations": (_with_operations, {"hidden": 20, "head": 5}),
+    "recomputed": (_recomputed, {"up": 20, "down": 20, "head": 5}),
+    "variables in dicts and tuples": (_raw(), {"raw": 8}),
+    "raw code in float16": (_raw(dtype="float16"), {"raw": 8}),
+    "two layers of a name": (_with_two_layers_of_a_name, {"same": 20, "same (2)": 5}),
+    "a layer of integers that is not called": (_with_a_layer_of_integers_that_is_not_called, {"head": 5}),
+    "a cell that is none": (_with_a_cell_that_is_none, {"dense": 5, "own": 0}),
+    "sparse inputs": (_of_sparse_inputs, {"head": 5}),
 }
 
 
 @pytest.mark.filterwarnings(r"ignore:`build\(\)` was called on layer:UserWarning")
-@pytest.mark.parametrize(("make", "weights"), _KINDS.items())
+@pytest.mark.parametrize(("make", "weights"), _KINDS.values(), ids=_KINDS)
 @for_every_keras()
 def test_models_of_rarer_kinds_are_checked_and_as_before(
     keras: ModuleType, make: Callable[[ModuleType], Any], weights: dict[str, int]

@@ -1,7 +1,9 @@
-"""Histograms over powers of two against NumPy: counts, and the shares that its own casts to half precision confirm."""
+"""Histograms over powers of two against NumPy and its casts to half precision; and probes, which change no value."""
 
+import contextlib
 import json
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tfmp
+from tfmp.ranges.probes import probes_of_graph, recorded_probes
 
 RangeHistogram, RangeShares = tfmp.ranges.RangeHistogram, tfmp.ranges.RangeShares
 
@@ -163,30 +166,22 @@ def test_counts_are_summed_over_replicas_if_asked(two_replicas: tf.distribute.Mi
 
 _COUNTS = "counts must be a row of tfmp.ranges.exponent_counts, of shape [283], got shape "
 _HALF = 'dtype must be "float16" or "bfloat16", got '
-_FACTORS = [
-    (0, ValueError, "must be greater than 0, got 0."),
-    (-2.0, ValueError, "must be greater than 0, got -2.0."),
-    (np.inf, ValueError, "must be finite, got inf."),
-    ("8", TypeError, "must be a number, got '8' of type str."),
-]
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        *((lambda bad=bad: _of(1.0).times(bad), error, f"factor {message}") for bad, error, message in _FACTORS),
-        *((lambda bad=bad: _of(1.0).shares(scale=bad), error, f"scale {message}") for bad, error, message in _FACTORS),
-        *(
-            (lambda bad=bad: RangeHistogram(bad), ValueError, f"{_COUNTS}{np.shape(bad)}.")
-            for bad in (np.zeros([278]), np.zeros([1, 283]), 3)
-        ),
-        *(
-            (lambda bad=bad: _of(1.0).shares(bad), ValueError, f"{_HALF}{bad!r}.")
-            for bad in ("float32", "half", "", tf.float16)
-        ),
+        (lambda: _of(1.0).times(0), ValueError, "factor must be greater than 0, got 0."),
+        (lambda: _of(1.0).times("8"), TypeError, "factor must be a number, got '8' of type str."),
+        (lambda: _of(1.0).shares(scale=-2.0), ValueError, "scale must be greater than 0, got -2.0."),
+        (lambda: _of(1.0).shares(scale=np.inf), ValueError, "scale must be finite, got inf."),
+        (lambda: _of(1.0).shares("half"), ValueError, f"{_HALF}'half'."),
+        (lambda: _of(1.0).shares(tf.float16), ValueError, f"{_HALF}tf.float16."),
+        (lambda: RangeHistogram(np.zeros([278])), ValueError, f"{_COUNTS}(278,)."),
+        (lambda: RangeHistogram(np.zeros([1, 283])), ValueError, f"{_COUNTS}(1, 283)."),
         (lambda: RangeHistogram.of(tf.constant([1])), TypeError, "counted in floating-point tensors, got one of int32"),
         (
-            lambda: tfmp.ranges.exponent_counts([tf.constant(1.0)], is_distributed=True),
+            lambda: tfmp.ranges.exponent_counts([tf.ones([])], is_distributed=True),
             ValueError,
             "is_distributed=True, and nothing distributes",
         ),
@@ -195,3 +190,71 @@ _FACTORS = [
 def test_bad_input_is_refused(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+def test_probe_adds_no_op_to_a_function(jit_compile: bool) -> None:
+    @tf.function(jit_compile=jit_compile)
+    def double(x: tf.Tensor) -> tf.Tensor:
+        return tfmp.ranges.probe(x, "x") * 2.0
+
+    assert float(double(tf.constant(3.0))) == 6
+    types = [op.type for op in double.get_concrete_function(tf.constant(3.0)).graph.get_operations()]
+    # The one identity op is that of the result.
+    assert types.count("Identity") == 1
+
+
+@pytest.mark.graph
+def test_probe_of_a_graph_is_an_identity(session: tf.compat.v1.Session) -> None:
+    assert probes_of_graph() == []
+    x = tf.constant([1.0, 2.0], tf.float16)
+    probes = [tfmp.ranges.probe(x, "same"), tfmp.ranges.probe(x, "same")]
+    w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
+    probes.append(tfmp.ranges.probe(w, "w"))
+    assert [found.name for found in probes_of_graph()] == ["same", "same", "w"]
+    assert all(found.tensor is tensor for found, tensor in zip(probes_of_graph(), probes, strict=True))
+    assert (probes[0] is not x, probes[0].dtype) == (True, tf.float16)
+    session.run(tf.compat.v1.global_variables_initializer())
+    assert session.run([probes[0], tf.gradients(probes[2] ** 2, probes[2])[0]])[0].tolist() == [1, 2]
+    with tf.Graph().as_default():
+        assert probes_of_graph() == []
+
+
+@pytest.mark.graph
+def test_probe_that_could_not_be_fetched_is_not_seen(session: tf.compat.v1.Session) -> None:
+    def probed() -> tf.Tensor:
+        return tfmp.ranges.probe(tf.constant(1.0) * 2.0, "inner")
+
+    found = [tf.cond(tf.constant(True), probed, probed), tf.function(probed)()]
+    found.append(tf.while_loop(lambda index: index < 2.0, lambda index: index + probed(), [0.0]))
+    assert session.run(tf.stack([tf.reshape(each, []) for each in found])).tolist() == [2, 2, 2]
+    assert probes_of_graph() == []
+
+
+def test_recorder_collects_the_probes_of_its_thread_until_it_ends() -> None:
+    x = tf.constant([1.0, 2.0])
+    with contextlib.suppress(RuntimeError), recorded_probes() as found:
+        probed = [tfmp.ranges.probe(x, "first")]
+        thread = threading.Thread(target=lambda: tfmp.ranges.probe(x, "other"))
+        thread.start()
+        thread.join()
+        probed.append(tfmp.ranges.probe(x, "second"))
+        raise RuntimeError("in the model")
+    assert all(tfmp.ranges.probe(each, "later") is each for each in (x, tf.Variable(1.0)))
+    assert [each.name for each in found] == ["first", "second"]
+    assert all(each.tensor is tensor for each, tensor in zip(found, probed, strict=True))
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("x", "what"), [(lambda: tf.constant(1), "int32"), (lambda: 1.0, "float"), (lambda: [tf.constant(1.0)], "list")]
+)
+def test_what_is_no_floating_point_tensor_is_refused(x: Any, what: str) -> None:
+    message = f"a probe takes a tensor of a floating-point type, got {what} for 'x'."
+    with tf.Graph().as_default(), pytest.raises(TypeError, match=re.escape(message)):
+        tfmp.ranges.probe(x(), "x")
+
+
+def test_name_that_is_no_string_is_refused() -> None:
+    with pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
+        tfmp.ranges.probe(tf.constant(1.0), 3)

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.managers.step_counters import LossScaleStatus
+from tfmp.monitoring.norm_history import NormHistory
 from tfmp.ranges import RangeHistory, RangeRecording
 
 _histogram = tfmp.ranges.RangeHistogram.from_dict
@@ -76,27 +78,11 @@ def test_report_is_a_table_of_layers_and_says_what_follows() -> None:
     assert str(_report()) == _SHOWN
 
 
-@pytest.mark.parametrize(
-    ("fields", "remaining", "sentences"),
-    [
-        (
-            {"float16_loss": None, "bfloat16_needs_scaling": True},
-            ["dense"],
-            [
-                "The model was not run in float16: pass in_float16 to compare its gradients.",
-                "bfloat16 also needs a loss scale.",
-            ],
-        ),
-        ({"already_float32": ["norm"]}, ["dense"], ["In float32 already: norm; what remains is dense."]),
-        ({"already_float32": ["norm", "dense"]}, [], ["In float32 already: norm, dense; nothing else must be."]),
-    ],
-)
-def test_report_says_what_was_not_done_and_what_remains(
-    fields: dict[str, Any], remaining: list[str], sentences: list[str]
-) -> None:
-    report = _report(**fields)
-    assert (report.keep_float32, report.far_off, report.remaining) == (["dense"], ["head"], remaining)
-    assert set(sentences) <= set(str(report).splitlines())
+def test_report_says_what_was_not_done_and_what_remains() -> None:
+    report = _report(bfloat16_needs_scaling=True, already_float32=["norm"])
+    assert (report.keep_float32, report.far_off, report.remaining) == (["dense"], ["head"], ["dense"])
+    sentences = {"bfloat16 also needs a loss scale.", "In float32 already: norm; what remains is dense."}
+    assert sentences <= set(str(report).splitlines())
 
 
 def test_layer_is_found_by_its_name() -> None:
@@ -135,43 +121,12 @@ def _recording(step: int, loss_scale: float, gradients: dict[str, int], **kinds:
     return RangeRecording(step, loss_scale, {"gradients": {"kernel": _histogram(gradients)}, **kinds})
 
 
-def test_shares_of_a_recording_are_of_all_gradients_at_the_loss_scale() -> None:
-    kinds = {
-        "gradients": {"kernel": _histogram({"-30": 1, "zero": 1}), "bias": _histogram({"0": 1})},
-        "activation_gradients": {"relu": _histogram({"-28": 1, "-20": 1, "20": 1, "nan": 1, "zero": 1})},
-        "weights": {"kernel": _histogram({"-60": 1})},
-        "activations": {"relu": _histogram({"60": 1})},
-    }
-    recording = RangeRecording(7, 4.0, kinds)
-    assert recording.shares == tfmp.ranges.RangeShares(
-        zero=2 / 8, lost=2 / 8, subnormal=1 / 8, normal=1 / 8, overflow=1 / 8, nonfinite=1 / 8
-    )
-    assert recording.scalars() == {"gradients_zero": 0.25, "gradients_lost": 0.25, "gradients_subnormal": 0.125}
-    assert dict(recording.tagged()) == {f"{kind}/{name}": kinds[kind][name] for kind in kinds for name in kinds[kind]}
-    without = RangeRecording(1, 8.0, {"weights": {"kernel": _histogram({"0": 1})}})
-    assert without.shares == tfmp.ranges.RangeShares(*[0.0] * 6)
-
-
-def test_history_keeps_the_shares_of_all_looks_and_the_last_recording() -> None:
-    history, names = RangeHistory(), tfmp.ranges.RangeShares._fields
-    empty: Any = {"step": [], "loss_scale": [], **{f"gradients_{name}": [] for name in names}}
-    assert (history.last, history.to_dict()) == (None, empty)
-    recordings = [
-        _recording(10, 2.0, {"zero": 1, "-40": 1}),
-        _recording(20, 2.0**20, {"-40": 1, "0": 1}),
-        _recording(25, 2.0**16, {"0": 1, "infinite": 1}),
-    ]
-    for recording in recordings:
-        history._add(recording)
-    assert history.last is recordings[-1]
-    found = history.to_dict()
-    assert json.loads(json.dumps(found)) == found
-    shares = {f"gradients_{name}": [getattr(each.shares, name) for each in recordings] for name in names}
-    assert found == {"step": [10, 20, 25], "loss_scale": [2, 2.0**20, 2.0**16], **shares}
-    assert (found["gradients_subnormal"], found["gradients_overflow"]) == ([0, 0.5, 0], [0, 0.5, 0.5])
-    # What is returned is a copy.
-    found["step"].append(30)
-    assert history.to_dict()["step"] == [10, 20, 25]
+def test_shares_without_gradients_are_0_and_the_history_returns_copies() -> None:
+    kinds = {"weights": {"kernel": _histogram({"0": 1})}, "activations": {"relu": _histogram({"60": 1})}}
+    assert RangeRecording(1, 8.0, kinds).shares == tfmp.ranges.RangeShares(*[0.0] * 6)
+    history = _history(_recording(10, 2.0, {"-40": 1}))
+    history.to_dict()["step"].append(30)
+    assert history.to_dict()["step"] == [10]
 
 
 def _history(*recordings: RangeRecording) -> RangeHistory:
@@ -184,6 +139,13 @@ def _history(*recordings: RangeRecording) -> RangeHistory:
 _WIDE = _histogram({"-150": 1, "127": 1, "0": 1, "above": 1, "below": 1, "infinite": 1, "nan": 1})
 _KINDS = {"weights": {"kernel": _WIDE, "$bias_1": _histogram({"nan": 1})}, "activation_gradients": {}}
 
+
+def _norms(path: Any) -> None:
+    history = NormHistory()
+    history._add(1.0, LossScaleStatus(8.0, True, True, 10, 10, 0, 0), 0)
+    history.plot(path)
+
+
 #: What draws itself to a path.
 _PICTURES: dict[str, Any] = {
     "report": lambda path: _report().plot(path),
@@ -194,21 +156,27 @@ _PICTURES: dict[str, Any] = {
     ).plot(path, 2.0**96),
     "history": lambda path: _history(_recording(1, 8.0, {"0": 1}, **_KINDS)).plot(path),
     "history of steps": lambda path: _history(*(_recording(s, 2.0**s, {"-40": 1}) for s in range(3))).plot(path),
+    "norms": _norms,
     # It shows the course alone.
     "gradients of 0": lambda path: _history(_recording(1, 8.0, {"zero": 2})).plot(path),
 }
 
 
-@pytest.mark.parametrize("draw", _PICTURES.values(), ids=_PICTURES)
-def test_picture_is_drawn_in_the_format_of_the_suffix(tmp_path: Path, draw: Any) -> None:
+_FORMATS = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize(
+    ("picture", "suffix"),
+    [("report", "png"), ("history", "pdf"), ("norms", "png"), *((each, "svg") for each in _PICTURES)],
+)
+def test_picture_is_drawn_in_the_format_of_the_suffix(tmp_path: Path, picture: str, suffix: str) -> None:
     pytest.importorskip("matplotlib")
-    for suffix, begins in (("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
-        path = tmp_path / f"ranges.{suffix}"
-        # The first drawing of a process may look for fonts and say so.
-        draw(str(path) if suffix == "svg" else path)
-        assert path.read_bytes().startswith(begins)
+    path = tmp_path / f"ranges.{suffix}"
+    # The first drawing of a process may look for fonts and say so.
+    _PICTURES[picture](str(path) if suffix == "svg" else path)
+    assert path.read_bytes().startswith(_FORMATS[suffix])
     with pytest.raises(OSError, match="No such file or directory"):
-        draw(tmp_path / "missing" / "ranges.png")
+        _PICTURES[picture](tmp_path / "missing" / "ranges.png")
 
 
 def test_picture_shows_layers_and_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +204,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path, call: Any, error: ty
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("picture", ["report", "history"])
+@pytest.mark.parametrize("picture", ["report", "history", "norms"])
 def test_without_matplotlib_the_extra_that_brings_it_is_named(
     picture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,32 +216,23 @@ def test_without_matplotlib_the_extra_that_brings_it_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def _check(**settings: Any) -> None:
-    w = tf.Variable(2.0)
-    tfmp.check_precision(lambda x: x * w, None, [tf.ones([2])] * 3, in_float16=lambda x: x * w, **settings)
-
-
-@pytest.mark.parametrize("progress", [True, False])
-@pytest.mark.parametrize("has_tqdm", [True, False])
+@pytest.mark.parametrize("progress", ["bar", "lines", "nothing"])
 def test_progress_is_a_bar_on_stderr_or_lines_of_the_log_or_nothing(
-    progress: bool,
-    has_tqdm: bool,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    progress: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if has_tqdm:
+    if progress == "bar":
         pytest.importorskip("tqdm")
     else:
         monkeypatch.setitem(sys.modules, "tqdm", None)
+    w, settings = tf.Variable(2.0), {"progress": progress != "nothing"}
     with caplog.at_level(logging.INFO, "tfmp"):
-        _check(progress=progress)
-    shown = capsys.readouterr()
+        tfmp.check_precision(lambda x: x * w, None, [tf.ones([2])] * 3, in_float16=lambda x: x * w, **settings)
+    shown, precisions = capsys.readouterr(), ("float32", "float16")
+    lines = [f"check_precision: 3 batches in {precision}" for precision in precisions]
+    assert caplog.messages == (lines if progress == "lines" else [])
     assert shown.out == ""
-    lines = [f"check_precision: 3 batches in {precision}" for precision in ("float32", "float16")]
-    assert caplog.messages == (lines if progress and not has_tqdm else [])
-    if progress and has_tqdm:
-        assert all(f"check_precision, {precision}:" in shown.err for precision in ("float32", "float16"))
+    if progress == "bar":
+        assert all(f"check_precision, {precision}:" in shown.err for precision in precisions)
         assert "3/3" in shown.err or "/3 [" in shown.err
     else:
         assert shown.err == ""
