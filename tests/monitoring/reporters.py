@@ -123,15 +123,11 @@ def recorder(keras: ModuleType, seen: list[dict[str, float]]) -> Any:
 
 
 class Run(NamedTuple):
-    """What a run of steps leaves."""
+    """What a run leaves: the callback or hook, what it shows at each reported step and logs besides, and its error."""
 
-    #: The callback or the hook.
     monitor: Any
-    #: What it shows at each step that it reports, by name.
     shown: dict[str, list[float]]
-    #: What it logs besides.
     log: Log
-    #: The message of the error that it raised, if any.
     error: str | None
     #: The attempted steps of this run, and the weight at the end.
     steps: int
@@ -139,13 +135,9 @@ class Run(NamedTuple):
 
 
 class Reporter(abc.ABC):
-    """A monitor where it reports.
+    """A monitor where it reports; the manager may be the number of a fixed scale.
 
-    Args:
-        directory: A directory for checkpoints, where one run needs them to go on after another.
-        manager: What the optimizer takes as its manager, or the number of a fixed scale.
-        spikes: The settings of its `tfmp.SpikeDetector`, if it has one.
-        learning_rate: That of the gradient descent.
+    Where one run needs a checkpoint to go on after another, it is in the directory.
     """
 
     #: How messages, and recordings of ranges, name the weight.
@@ -158,13 +150,11 @@ class Reporter(abc.ABC):
         self, directory: Path, manager: Any = HALVED, *, spikes: Any = None, learning_rate: float = 0.0
     ) -> None:
         self._directory = directory
-        self._manager, self._spikes, self._learning_rate = manager, spikes, learning_rate
-
-    def _made_manager(self) -> Any:
-        return tfmp.FixedLossScaleManager(self._manager) if isinstance(self._manager, int) else self._manager
-
-    def _detector(self) -> tfmp.SpikeDetector | None:
-        return None if self._spikes is None else tfmp.SpikeDetector(**self._spikes)
+        self._settings = {
+            "manager": tfmp.FixedLossScaleManager(manager) if isinstance(manager, int) else manager,
+            "skip_spikes": None if spikes is None else tfmp.SpikeDetector(**spikes),
+            "learning_rate": learning_rate,
+        }
 
     @abc.abstractmethod
     def run(self, factors: Sequence[float], **settings: Any) -> Run:
@@ -180,9 +170,7 @@ class FitReporter(Reporter):
     def __init__(self, keras: ModuleType, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._keras = keras
-        self.model = fit_model(
-            keras, self._made_manager(), learning_rate=self._learning_rate, skip_spikes=self._detector()
-        )
+        self.model = fit_model(keras, **self._settings)
         (weight,) = self.model.trainable_variables
         self.weight = getattr(weight, "path", weight.name)
 
@@ -223,8 +211,7 @@ class SessionReporter(Reporter):
     def run(self, factors: Sequence[float], **settings: Any) -> Run:
         hook, error = tfmp.LossScaleLoggingHook(**settings), None
         with tf.Graph().as_default(), logged() as log:
-            settings = {"learning_rate": self._learning_rate, "skip_spikes": self._detector()}
-            step = graph_step(following(*factors), self._made_manager(), **settings)
+            step = graph_step(following(*factors), **self._settings)
             watch = _Watch(step.weight.read_value())
             try:
                 run_session([watch, hook], step.train_op, len(factors), checkpoint_dir=str(self._directory))

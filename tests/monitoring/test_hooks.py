@@ -1,14 +1,18 @@
-"""What only the hook has: its lines, its interval, and what it fetches together with which steps of a graph."""
+"""What only the hook has: its lines and interval, what it fetches with which steps, and the ranges of probes."""
 
+import itertools
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import graph_range_workers
 import numpy as np
 import pytest
+import replica_processes
 import tensorflow as tf
-from reporters import HALVED, events, following, graph_step, logged, run_session
+from reporters import HALVED, events, following, graph_step, kinds, logged, run_session
 
 import tfmp
 from tfmp.monitoring.step_counting import lines_that_assign
@@ -29,15 +33,19 @@ def _graph(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
 
 
-def _logged(hook: Any, fetches: Any, steps: int) -> list[str]:
-    with logged() as log:
-        run_session(hook, fetches, steps)
-    return log.info
-
-
 def _reports(hook: Any, fetches: Any, steps: int) -> list[str]:
     """Return the reports of scales and steps."""
-    return [line for line in _logged(hook, fetches, steps) if line.startswith("loss scale ")]
+    with logged() as log:
+        run_session(hook, fetches, steps)
+    return [line for line in log.info if line.startswith("loss scale ")]
+
+
+def _two_steps(*factors: Any, managers: Any = (HALVED, HALVED)) -> list[Any]:
+    steps = []
+    for scope, factor, manager in zip(("first", "second"), factors, managers, strict=True):
+        with tf1.variable_scope(scope):
+            steps.append(graph_step(factor, manager))
+    return steps
 
 
 class _Asked(tfmp.LossScaleLoggingHook):
@@ -119,16 +127,9 @@ def test_hook_works_under_scopes_and_shows_every_manager(tmp_path: Path) -> None
 
 
 def test_variables_of_an_optimizer_that_took_no_step_are_not_named_again() -> None:
-    with tf1.variable_scope("first"):
-        first = graph_step(_HUGE)
-    with tf1.variable_scope("second"):
-        second = graph_step(math.nan)
-    with (
-        logged() as log,
-        tf1.train.MonitoredTrainingSession(
-            hooks=[tfmp.LossScaleLoggingHook(every_n_steps=1)], log_step_count_steps=None
-        ) as session,
-    ):
+    first, second = _two_steps(_HUGE, math.nan)
+    hooks = [tfmp.LossScaleLoggingHook(every_n_steps=1)]
+    with logged() as log, tf1.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as session:
         for step in (first, second, second):
             session.run(step.train_op)
     assert [line for line in log.info if line.startswith("overflow")] == [
@@ -164,10 +165,7 @@ def test_run_that_takes_no_step_is_asked_for_nothing() -> None:
 
 
 def test_each_manager_has_its_losses_and_those_of_managers_without_reports() -> None:
-    steps = []
-    for scope in ("first", "second"):
-        with tf1.variable_scope(scope):
-            steps.append(graph_step())
+    steps = _two_steps(1.0, 1.0)
     train_op, losses = tf.group(*(step.train_op for step in steps)), [step.loss for step in steps]
     of_one, of_all = _Asked(steps[0].opt), _Asked()
     run_session([of_one, of_all], train_op, 1)
@@ -205,23 +203,25 @@ def test_norm_of_a_window_is_shown_if_it_is_recorded(norm: bool, shown: list[str
     assert hook.norms.to_dict()["gradient_norm"] == ([10, 25] if norm else [])
 
 
-def _advance(step: tf.Operation, way: str) -> tf.Operation:
-    """Return a step that also increments the global step by hand."""
-    global_step = tf1.train.get_global_step()
+def _train_op(way: str) -> tf.Operation:
+    """Return a step that increments the global step by hand as well, or with a second optimizer, or by itself."""
+    if way == "two optimizers":
+        first, second = _two_steps(1.0, 1.0)
+        with tf.control_dependencies([first.train_op]):
+            return tf.group(second.train_op)
+    step, global_step = graph_step(following(1, _HUGE, 1, 1, 1)).train_op, tf1.train.get_global_step()
     with tf.control_dependencies([step]):
         if way == "assign":
             return global_step.assign(global_step + 1, read_value=False)
-        return tf.group(tf1.assign_add(global_step, 1))
+        return tf.group(tf1.assign_add(global_step, 1)) if way == "assign_add" else step
 
 
-def _assert_line_of_advance(warning: str, way: str) -> None:
-    line = _advance.__code__.co_firstlineno + (5 if way == "assign" else 6)
-    assert warning.startswith("global_step went up by more than")
-    assert f": test_hooks.py:{line}, beside the optimizer, advances it too." in warning
+#: Which line of this function advances the global step.
+_LINES = {"assign": 9, "assign_add": 10}
 
 
 @pytest.mark.parametrize("use_resource", [True, False])
-@pytest.mark.parametrize("way", ["", "assign", "assign_add"])
+@pytest.mark.parametrize("way", ["alone", "two optimizers", *_LINES])
 def test_script_that_counts_by_hand_is_told_its_line_once(way: str, use_resource: bool) -> None:
     if not use_resource and tf1.control_flow_v2_enabled():
         pytest.skip("control flow v2 updates no reference variable")
@@ -229,25 +229,14 @@ def test_script_that_counts_by_hand_is_told_its_line_once(way: str, use_resource
         keys = [tf1.GraphKeys.GLOBAL_STEP, tf1.GraphKeys.GLOBAL_VARIABLES]
         settings: dict[str, Any] = {"trainable": False, "use_resource": False, "collections": keys}
         tf1.get_variable("global_step", initializer=np.int64(0), **settings)
-    step = graph_step(following(1, _HUGE, 1, 1, 1))
     with logged() as log:
-        hook = tfmp.LossScaleLoggingHook(every_n_steps=1)
-        run_session(hook, _advance(step.train_op, way) if way else step.train_op, 5)
-    assert len(log.warnings) == bool(way)
+        train_op = _train_op(way)
+        run_session(tfmp.LossScaleLoggingHook(every_n_steps=1), train_op, 5)
+    assert len(log.warnings) == (way in _LINES)
     for warning in log.warnings:
-        _assert_line_of_advance(warning, way)
-
-
-def test_two_optimizers_on_one_global_step_are_no_reason_to_warn() -> None:
-    with tf1.variable_scope("first"):
-        first = graph_step()
-    with tf1.variable_scope("second"):
-        second = graph_step()
-    with tf.control_dependencies([first.train_op]):
-        both = tf.group(second.train_op)
-    with logged() as log:
-        run_session(tfmp.LossScaleLoggingHook(first.opt, every_n_steps=1), both, 4)
-    assert log.warnings == []
+        line = _train_op.__code__.co_firstlineno + _LINES[way]
+        assert warning.startswith("global_step went up by more than")
+        assert f": test_hooks.py:{line}, beside the optimizer, advances it too." in warning
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -261,11 +250,17 @@ def test_mirrored_step_is_known_outside_its_scope(two_replicas: tf.distribute.Mi
 
 
 def test_graph_without_what_the_hook_needs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"holds no step of a tfmp\.LossScaleOptimizer"):
+        tfmp.LossScaleLoggingHook().begin()
     tf.no_op(name="train")
     manager = tfmp.FixedLossScaleManager(8)
+    # A window of micro-batches keeps its gradients in a conditional.
+    windows = graph_step(accumulation_steps=2).opt
+    no_gradients = (
+        "ranges_every_n_steps is given, and the graph has no gradients that a hook can fetch: it cannot fetch"
+    )
     for settings, message in (
-        ({}, r"holds no step of a tfmp\.LossScaleOptimizer"),
-        ({"manager": manager, "ranges_every_n_steps": 1}, "the graph has no gradients that a hook can fetch"),
+        *(({"manager": each, "ranges_every_n_steps": 1}, no_gradients) for each in (manager, windows)),
         *(
             ({"manager": manager, "loss": loss}, "loss must be a tensor of the graph, or the name of one, got ")
             for loss in ("no_such_op", "train", 3.0)
@@ -275,9 +270,12 @@ def test_graph_without_what_the_hook_needs_is_refused() -> None:
             tfmp.LossScaleLoggingHook(**settings).begin()
 
 
-def _estimator(directory: Path, values: Any, strategy: Any = None, by_hand: bool = False, **settings: Any) -> Any:
-    """Train an Estimator whose loss is the weight times the next value; return it, and what was logged."""
-
+@pytest.mark.estimator
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+@pytest.mark.parametrize("bad_replica", [0, 1])
+def test_spikes_and_losses_of_all_replicas_of_an_estimator_count(
+    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy, bad_replica: int
+) -> None:
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
         del labels
         w = tf1.get_variable("w", initializer=1.0)
@@ -285,34 +283,17 @@ def _estimator(directory: Path, values: Any, strategy: Any = None, by_hand: bool
         opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), skip_spikes=spikes)
         loss = tf.reduce_sum(w * features)
         step = opt.minimize(loss, tf1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=_advance(step, "assign") if by_hand else step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step)
 
-    config = tf.estimator.RunConfig(str(directory), train_distribute=strategy, log_step_count_steps=None)
-    estimator = tf.estimator.Estimator(model_fn, config=config)
-    hook = tfmp.LossScaleLoggingHook(every_n_steps=1, **settings)
-    rows = np.float32(values).ravel()
-    with logged() as log:
-        estimator.train(lambda: tf.data.Dataset.from_tensor_slices((rows, rows)), hooks=[hook])
-    return estimator, log
-
-
-@pytest.mark.estimator
-def test_model_fn_that_counts_by_hand_is_told_its_line(tmp_path: Path) -> None:
-    _, log = _estimator(tmp_path, [1] * 4, by_hand=True)
-    _assert_line_of_advance(*log.warnings, way="assign")
-
-
-@pytest.mark.estimator
-@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
-@pytest.mark.parametrize("bad_replica", [0, 1])
-def test_spikes_and_losses_of_all_replicas_of_an_estimator_count(
-    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy, bad_replica: int
-) -> None:
-    values = np.ones([4, 2])
+    values = np.ones([4, 2], np.float32)
     values[1, bad_replica] = 99
     # The bad loss is infinite and not NaN, because Estimator itself stops at NaN.
     values[2, bad_replica] = math.inf
-    estimator, log = _estimator(tmp_path, values, two_replicas, on_stuck="stop")
+    config = tf.estimator.RunConfig(str(tmp_path), train_distribute=two_replicas, log_step_count_steps=None)
+    estimator = tf.estimator.Estimator(model_fn, config=config)
+    hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop")
+    with logged() as log:
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices((values.ravel(),) * 2), hooks=[hook])
     # Estimator takes the mean over the replicas.
     assert [line.partition("global step ")[2] for line in log.info[:2]] == [
         "1, steps applied 1, skipped 0 (0 in a row, 0 as spikes), gradient norm 1",
@@ -321,3 +302,94 @@ def test_spikes_and_losses_of_all_replicas_of_an_estimator_count(
     assert log.info[2].startswith("spike: gradient norm 50 above the bound 10, from w:0 (100 %)")
     assert any("the loss is infinite before it is scaled" in warning for warning in log.warnings)
     assert (estimator.get_variable_value("w"), estimator.get_variable_value("global_step")) == (0.5, 1)
+
+
+def _optimizer(scale: float) -> tfmp.LossScaleOptimizer:
+    return tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.0), tfmp.FixedLossScaleManager(scale))
+
+
+def _found(train_op: Any, manager: Any = None) -> dict[str, dict[str, dict[str, int]]]:
+    """Return what a hook finds at one step."""
+    hook = tfmp.LossScaleLoggingHook(manager, ranges_every_n_steps=1)
+    run_session(hook, train_op, 1)
+    return kinds(hook.ranges)
+
+
+def test_probes_show_activations_and_their_gradients() -> None:
+    w = tf1.get_variable("w", initializer=1.0)
+    # Two probes have one name, and the loss does not depend on the last one.
+    first = tfmp.ranges.probe(tf.constant([1, 0, 2.0**-20]) * w, "hidden")
+    second = tfmp.ranges.probe(first * 4.0, "hidden")
+    loss = tf.reduce_sum(tfmp.ranges.probe(second * 0.5, "last")) * 8.0
+    tfmp.ranges.probe(w * 1024.0, "unused")
+    assert _found(_optimizer(2.0**12).minimize(loss)) == {
+        "gradients": {"w": {"4": 1}},
+        "weights": {"w": {"0": 1}},
+        "activations": {
+            "hidden": {"-20": 1, "-18": 1, "0": 1, "2": 1, "zero": 2},
+            "last": {"-19": 1, "1": 1, "zero": 1},
+        },
+        # 8 for the last one, 4 for the second, 16 for the first.
+        "activation_gradients": {"hidden": {"2": 3, "4": 3}, "last": {"3": 3}},
+    }
+
+
+def test_gradients_of_probes_in_float16_are_those_of_the_scaled_loss() -> None:
+    w = tf1.get_variable("w", initializer=1.0)
+    half = tfmp.ranges.probe(tf.cast(w * [1.0, 2.0], tf.float16), "half")
+    # Without the scale the gradient would be 0 in float16.
+    found = _found(_optimizer(2.0**12).minimize(tf.reduce_sum(tf.cast(half, tf.float32)) * 2.0**-30))
+    assert found["activations"] == {"half": {"0": 1, "1": 1}}
+    assert found["activation_gradients"] == {"half": {"-30": 2}}
+
+
+def test_sparse_and_missing_gradients_have_their_names() -> None:
+    table, unused = (tf1.get_variable(name, initializer=tf.ones([8, 2])) for name in ("table", "unused"))
+    loss = tf.reduce_sum(tf.gather(table, [3, 3, 5])) * 4.0
+    found = _found(_optimizer(8).minimize(loss, var_list=[table, unused]))
+    assert found["gradients"] == {"table": {"2": 6}, "unused": {}}
+
+
+def test_only_the_steps_of_the_given_manager_are_looked_at() -> None:
+    first, second = _two_steps(1.0, 2.0, managers=(HALVED, tfmp.FixedLossScaleManager(4)))
+    hook = tfmp.LossScaleLoggingHook(second.opt, ranges_every_n_steps=1)
+    run_session(hook, tf.group(first.train_op, second.train_op), 1)
+    found = kinds(hook.ranges)
+    assert found["gradients"] == {"second/w": {"2": 1, "3": 1}}
+    assert set(found["weights"]) == {"first/w", "second/w"}
+    assert hook.ranges.last.loss_scale == 4
+
+
+def test_steps_of_a_scaler_in_a_graph_are_looked_at() -> None:
+    scaler, w = tfmp.GradScaler(8), tf1.get_variable("w", initializer=[1.0, 1.0])
+    (grad,) = tf.gradients(scaler.scale(tf.reduce_sum(w * [2.0, 0.0])), [w])
+    step = scaler.step(tf1.train.GradientDescentOptimizer(0.0), [(grad, w)])
+    with tf.control_dependencies([step]):
+        train_op = scaler.update()
+    tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, train_op)
+    assert _found(train_op, scaler) == {"gradients": {"w": {"1": 1, "zero": 1}}, "weights": {"w": {"0": 2}}}
+
+
+def test_hook_without_looks_adds_no_ops_for_them() -> None:
+    graph_step()
+    tfmp.LossScaleLoggingHook().begin()
+    assert not [op.name for op in tf1.get_default_graph().get_operations() if "tfmp_ranges" in op.name]
+
+
+@pytest.mark.horovod
+def test_workers_see_the_sum_over_all_of_them(tmp_path: Path) -> None:
+    program = [sys.executable, graph_range_workers.__file__]
+    finished = replica_processes.run(replica_processes.under_horovod(program), tmp_path, 120)
+    assert finished.codes == [0], str(finished)
+    # Gradients are the mean of 4 and 8 on both workers, before and after they are scaled.
+    expected = {
+        "step": 2,
+        "loss_scale": 16,
+        "gradients": {"w": {"2": 2, "zero": 2}},
+        "weights": {"w": {"0": 2, "1": 2}},
+        "activations": {"product": {"2": 1, "3": 1, "zero": 2}},
+        "activation_gradients": {"product": {"0": 4}},
+    }
+    for behavior, rank in itertools.product(("v2", "v1"), range(2)):
+        assert finished.states(f"{behavior}/hook/{rank}") == [[expected]]
+        assert finished.states(f"{behavior}/counts/{rank}") == [[[{"0": 3, "1": 1}, {}]]]

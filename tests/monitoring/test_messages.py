@@ -1,41 +1,24 @@
-"""What is said of overflows and spikes, each once, and how norms and ranges are stored and drawn."""
+"""What is said of overflows, of spikes and of a training that is stuck, and how norms are stored and drawn."""
 
 import json
 import math
-import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from reporters import logged
 
 import tfmp
 from tfmp.core.managers.step_counters import LossScaleStatus
-from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.spikes.reports import SpikeReport
 from tfmp.monitoring import summaries
 from tfmp.monitoring.norm_history import NormHistory
-from tfmp.monitoring.overflow_messages import OverflowMessages, last_overflow_sentence, overflow_table
+from tfmp.monitoring.overflow_messages import last_overflow_sentence, overflow_table
 from tfmp.monitoring.spike_messages import SpikeMessages
-
-
-def _overflows(name: str, nans: int, steps: int) -> OverflowReport:
-    return OverflowReport([name], np.array([[0, nans, 0]]), np.array([steps]))
-
-
-def test_only_overflows_since_the_start_are_named_and_each_once() -> None:
-    at_start = _overflows("generator", 1, 3)
-    messages = OverflowMessages([at_start])
-    assert messages.new_overflows([at_start]) == []
-    # A report that is new since the start: all of its overflows count.
-    reports = [at_start, _overflows("discriminator", 2, 1)]
-    assert messages.new_overflows(reports) == ["overflow in discriminator: 2 nan"]
-    reports[0] = _overflows("generator", 4, 5)
-    assert messages.new_overflows(reports) == ["overflow in generator: 4 nan"]
-    assert [table.splitlines()[-1] for table in messages.summary_tables(reports)] == [
-        "generator              2  4 nan",
-        "discriminator              1  2 nan",
-    ]
+from tfmp.monitoring.stuck import StuckWatch, several_processes
 
 
 def test_largest_counts_are_named_first_and_the_rest_counted() -> None:
@@ -49,17 +32,8 @@ def test_largest_counts_are_named_first_and_the_rest_counted() -> None:
     )
     last[29] = [0, 7, 0]
     rows = str(overflow_table(names, last, steps)).splitlines()
-    assert rows[:3] == [
-        "variable  skipped steps  at the last one",
-        "layer_29             29  7 nan",
-        "layer_28             28",
-    ]
+    assert rows[1:3] == ["layer_29             29  7 nan", "layer_28             28"]
     assert rows[20:] == ["layer_10             10", "and 9 more"]
-
-
-def _spikes(spikes: int, *shares: float) -> SpikeReport:
-    names = [f"layer_{index}" for index in range(len(shares))]
-    return SpikeReport(names, *map(np.array, (shares, 123456.0, 8.25, spikes)))
 
 
 @pytest.mark.parametrize(
@@ -72,22 +46,107 @@ def _spikes(spikes: int, *shares: float) -> SpikeReport:
     ],
 )
 def test_spike_is_told_with_its_norm_its_bound_and_its_largest_shares(shares: tuple[float, ...], named: str) -> None:
-    assert SpikeMessages().new_spikes([_spikes(3, *shares)]) == [
+    names = [f"layer_{index}" for index in range(len(shares))]
+    assert SpikeMessages().new_spikes([SpikeReport(names, *map(np.array, (shares, 123456.0, 8.25, 3)))]) == [
         f"spike: gradient norm 1.235e+05 above the bound 8.25, from {named}; 3 skipped so far"
     ]
 
 
-def test_only_new_spikes_and_changes_are_told() -> None:
-    old, none = _spikes(2, 1.0), _spikes(0, 0.0)
-    messages = SpikeMessages([old], lasting_changes=1)
-    assert messages.new_spikes([old]) == []
-    # A report that is new since the start, without a spike at first.
-    assert messages.new_spikes([old, none]) == []
-    (sentence,) = messages.new_spikes([old, _spikes(1, 0.5, 0.5)])
-    assert sentence.endswith("from layer_0 (50 %), layer_1 (50 %); 1 skipped so far")
-    (sentence,) = messages.new_spikes([_spikes(3, 1.0), _spikes(1, 0.5, 0.5)])
-    assert sentence.endswith("from layer_0 (100 %); 3 skipped so far")
-    assert [len(messages.new_changes(changes, 10)) for changes in (1, 2, 2)] == [0, 1, 0]
+def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:
+    return LossScaleStatus(scale, skips == 0, skips == 0, applied + skips, applied, skips, skips)
+
+
+_FIXED = tfmp.FixedLossScaleManager(1)
+
+
+def _manager(floor: float = 1, per_backoff: int = 1, **settings: Any) -> tfmp.LossScaleManager:
+    settings = {"decr_every_n_nan_or_inf": per_backoff, "min_loss_scale": floor} | settings
+    return tfmp.ExponentialUpdateLossScaleManager(max(1, floor), 1000, **settings)
+
+
+_AT_FLOOR = "the loss scale is at its floor, {}, and {} steps in a row overflowed all the same: "
+_TOO_LARGE = "the gradients are too large for float16 by themselves; let the scale fall below 1: pass"
+_TOO_HIGH = "the floor may be too high; let the scale fall lower: pass"
+_TOO_LOW = "no scale makes the gradients finite; lower the learning rate"
+
+
+@pytest.mark.parametrize(
+    ("manager", "statuses", "stops_at", "reason"),
+    [
+        pytest.param(_manager(), [(2, 0), (2, 7), (2, 8)], [2], "enough to lower the loss scale 8 times", id="8 steps"),
+        pytest.param(_manager(1, 2), [(2, 15), (2, 16)], [1], "16 steps were skipped, enough to lower", id="16 steps"),
+        # No step has run at 1 at the third status: the steps that bring the scale to its floor do not count.
+        pytest.param(
+            _manager(), [(4, 1), (2, 2), (1, 3), (1, 4), (1, 5)], [4], _AT_FLOOR.format(1, 2), id="on the way"
+        ),
+        # Between the reports, finite steps raise the scale to 8, and three overflows lower it to 1 again.
+        pytest.param(_manager(), [(1, 0, 4), (1, 3, 16), (1, 4, 16), (1, 5, 16)], [3], _TOO_LARGE, id="left between"),
+        pytest.param(_manager(), [(1, 0), (1, 2)], [1], _TOO_LARGE, id="a streak that began at the floor"),
+        pytest.param(_manager(0.25), [(0.5, 2), (0.25, 3), (0.25, 5)], [2], _AT_FLOOR.format(0.25, 2), id="its own"),
+        pytest.param(_manager(1, 3), [(1, 1), (1, 3), (1, 4)], [2], _AT_FLOOR.format(1, 3), id="a back-off of three"),
+        pytest.param(_manager(tolerance=0.5), [(1, 1), (1, 2), (1, 3)], [2], _AT_FLOOR.format(1, 2), id="a tolerance"),
+        # The floor is suspected itself, unless it is very low.
+        pytest.param(_manager(1024), [(1024, 1), (1024, 3)], [1], _TOO_HIGH, id="a high floor"),
+        pytest.param(_manager(2.0**-20), [(2.0**-20, 1), (2.0**-20, 3)], [1], _TOO_LOW, id="a low floor"),
+        pytest.param(_FIXED, [(1, 1), (1, 7), (1, 8)], [2], "a fixed scale may be too high", id="fixed is no floor"),
+        pytest.param(_manager(), [(1, 1), (1, 3), (1, 4), (1, 0, 6), (1, 3, 6)], [1, 4], _TOO_LARGE, id="said once"),
+    ],
+)
+def test_floor_counts_the_steps_that_ran_there_and_each_streak_is_told_once(
+    manager: Any, statuses: list[tuple[float, ...]], stops_at: list[int], reason: str
+) -> None:
+    watch, watched = StuckWatch("stop", 8), [_status(*status) for status in statuses]
+    # Spikes are no overflows.
+    assert not any(watch.wants_stop(manager, status._replace(last_step_finite=True)) for status in watched)
+    for _ in range(2):
+        # A new run tells it again.
+        watch.start()
+        with logged() as log:
+            stops = [watch.wants_stop(manager, status) for status in watched]
+        assert [index for index, stop in enumerate(stops) if stop] == stops_at
+        assert len(log.warnings) == len(stops_at)
+        assert reason in log.warnings[0]
+        assert "tfmp.check_precision" in log.warnings[0]
+    if manager is _FIXED:
+        assert 'For a scale below 1, pass {"min_loss_scale": 2**-20} as the loss-scale manager.' in log.warnings[0]
+
+
+@pytest.mark.parametrize("policy", ["stop", "raise"])
+def test_loss_of_one_of_several_processes_and_that_at_the_end_of_training_are_only_told(policy: Any) -> None:
+    watch, manager = StuckWatch(policy, 8), _manager()
+    watch.start(several=True)
+    with logged() as log:
+        assert [watch.wants_stop(manager, _status(8, skips), [math.nan]) for skips in (0, 1, 2)] == [False] * 3
+        # Within the same streak, the watch still acts on the status, which all processes share.
+        if policy == "stop":
+            assert watch.wants_stop(manager, _status(2, 8), [math.nan])
+        else:
+            with pytest.raises(tfmp.LossScaleStuckError, match="the last 8 steps were skipped"):
+                watch.wants_stop(manager, _status(2, 8), [math.nan])
+        watch.start()
+        assert not watch.wants_stop(manager, _status(2, 1), [math.nan], at_end=True)
+    assert len(log.warnings) == (3 if policy == "stop" else 2)
+    for warning in (log.warnings[0], log.warnings[-1]):
+        assert "the loss is NaN before it is scaled" in warning
+        assert "Training stops here" not in warning
+
+
+def test_one_of_several_workers_may_not_stop_by_its_clock(
+    two_replicas: tf.distribute.MirroredStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Replicas of one process are no several processes, and neither are parameter servers.
+    assert not several_processes(two_replicas)
+    for jobs, several in (({"worker": 2}, True), ({"chief": 1, "worker": 1}, True), ({"worker": 1, "ps": 2}, False)):
+        cluster = {job: [f"localhost:{port}" for port in range(1, count + 1)] for job, count in jobs.items()}
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster))
+        assert several_processes(types.SimpleNamespace(cluster_resolver=resolver)) == several
+    monkeypatch.setattr("tfmp.monitoring.hooks.several_processes", lambda strategy: True)
+    with tf.Graph().as_default():
+        manager = tfmp.FixedLossScaleManager(8)
+        for settings in ({"every_n_secs": 2}, {"on_stuck": "stop"}):
+            tfmp.LossScaleLoggingHook(manager, **settings).begin()
+        with pytest.raises(ValueError, match="with every_n_secs=2 one process would stop before the others"):
+            tfmp.LossScaleLoggingHook(manager, every_n_secs=2, on_stuck="raise").begin()
 
 
 def _history(*norms: float, spikes: tuple[int, ...] = (), applied: int | None = None) -> NormHistory:
@@ -102,12 +161,10 @@ def _history(*norms: float, spikes: tuple[int, ...] = (), applied: int | None = 
 
 
 def test_norms_are_lists_of_plain_numbers_of_each_step_once() -> None:
-    history = _history(1.0, 800.0, 2.0, spikes=(1,))
-    status = LossScaleStatus(8.0, True, True, 30, 30, 0, 0)
+    history, empty = _history(1.0, 800.0, 2.0, spikes=(1,)), NormHistory()
     # The last step, which was seen already, and one before any step.
-    history._add(3.0, status, 0)
-    empty = NormHistory()
-    empty._add(math.nan, status._replace(attempted_steps=0), 0)
+    history._add(3.0, _status(8.0, 0, 30), 0)
+    empty._add(math.nan, _status(8.0, 0, 0), 0)
     assert empty.to_dict()["step"] == []
     found = history.to_dict()
     assert json.loads(json.dumps(found)) == found
@@ -123,9 +180,7 @@ _MARKS = ("skipped as a spike", "overflow")
 @pytest.mark.parametrize(
     ("history", "marked"),
     [
-        pytest.param(_history(1.0, 2.0, 3.0), (), id="plain"),
         pytest.param(_history(1.0, 800.0, 2.0, spikes=(1,)), _MARKS[:1], id="spike"),
-        pytest.param(_history(1.0, math.inf, math.nan, 2.0), _MARKS[1:], id="overflow"),
         pytest.param(_history(1.0, math.inf, 800.0, 2.0, spikes=(2,)), _MARKS, id="both"),
         pytest.param(_history(math.inf), _MARKS[1:], id="overflow alone"),
         pytest.param(_history(1.0, 1.0, spikes=(1,), applied=1), (), id="spike between two looks"),
@@ -140,21 +195,16 @@ def test_plot_marks_spikes_and_overflows(
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     history.plot(str(tmp_path / "norms.svg"))
     text = (tmp_path / "norms.svg").read_text()
-    assert [mark for mark in _MARKS if mark in text] == list(marked)
-    assert "attempted step" in text
-    assert "gradient norm" in text
-    history.plot(tmp_path / "norms.png")
-    assert (tmp_path / "norms.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [mark for mark in (*_MARKS, "attempted step", "gradient norm") if mark in text] == [
+        *marked,
+        "attempted step",
+        "gradient norm",
+    ]
 
 
-def test_plot_without_norms_or_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_norms_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is nothing to draw yet: no norm was seen"):
         NormHistory().plot(tmp_path / "norms.png")
-    for name in [each for each in sys.modules if each.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"the package 'matplotlib.*' here.*its extra, 'tfmp\[plot\]'"):
-        _history(1.0).plot(tmp_path / "norms.png")
     assert list(tmp_path.iterdir()) == []
 
 
