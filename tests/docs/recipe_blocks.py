@@ -56,35 +56,19 @@ def set_up() -> dict[str, Any]:
 
 
 def run(heading: str, names: dict[str, Any]) -> None:
-    """Run a recipe of tfmp.
-
-    Args:
-        heading: Its heading.
-        names: What it knows, and where it leaves what it makes.
-    """
+    """Run a recipe of tfmp, which knows some names, and leaves among them what it makes."""
     _execute(recipes()[heading]["tfmp"], names)
 
 
 def run_in_order(names: dict[str, Any], *, without: Sequence[str]) -> None:
-    """Run all recipes of tfmp one after the other, as the page has them, but for some.
-
-    Args:
-        names: What they know at first, and where they leave what they make.
-        without: The headings of those that are left out.
-    """
+    """Run all recipes of tfmp one after the other, as the page has them, but for those with some headings."""
     for heading, blocks in recipes().items():
         if heading not in without:
             _execute([*blocks.get("both", []), *blocks["tfmp"]], names)
 
 
 def run_with_strategy(heading: str, names: dict[str, Any], strategy: Any = None) -> None:
-    """Run a recipe of tfmp that makes a strategy and trains with it, on batches of which one overflows on a replica.
-
-    Args:
-        heading: Its heading.
-        names: Where it leaves what it makes.
-        strategy: What to use instead of the strategy that the recipe makes.
-    """
+    """Run a recipe that makes a strategy, or with another one, on batches of which one overflows on a replica."""
     *_, make, train = recipes()[heading]["tfmp"]
     if strategy is None:
         names["tf"] = importlib.import_module("tensorflow")
@@ -100,12 +84,7 @@ def _execute(statements: Sequence[ast.stmt], names: dict[str, Any]) -> None:
 
 
 def dataset(names: dict[str, Any], batches: Sequence[Batch]) -> Any:
-    """Return batches as the page's set-up makes them.
-
-    Args:
-        names: What the set-up made.
-        batches: The batches, of the same size but for the last.
-    """
+    """Return batches, of the same size but for the last, as the page's set-up makes them."""
     features, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     return names["tf"].data.Dataset.from_tensor_slices((features, targets)).batch(len(batches[0][0]))
 
@@ -116,12 +95,7 @@ def batches_of_page(names: dict[str, Any]) -> list[Batch]:
 
 
 def overflowing(batch: Batch, row: int = 0) -> Batch:
-    """Return a batch that is finite in float32, and infinite in float16 in one of its rows.
-
-    Args:
-        batch: The batch.
-        row: Which row.
-    """
+    """Return a batch that is finite in float32, and infinite in float16 in one of its rows."""
     features, targets = batch
     factors = np.ones_like(features)
     factors[row] = 1e6

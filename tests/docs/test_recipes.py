@@ -134,19 +134,6 @@ def test_training_takes_true_gradients_and_skips_the_batch_that_overflows(
             assert names["product_model"](good[0][0]).dtype == tf.float16
 
 
-@_of_recipe(["Gradient accumulation"])
-def test_a_window_is_one_large_batch_and_an_overflow_in_it_drops_it(
-    recipe: str, names: dict[str, Any], good: list[Batch]
-) -> None:
-    dropped = [good[0], overflowing(good[1]), *good[2:]]
-    names["batches"] = dataset(names, [*good, *dropped, *good[:2]])
-    run(recipe, names)
-    # The last window has two batches.
-    _close(_weights(names["variables"]), _trained([_joined(good), _joined(good[:2])]))
-    assert float(names["scaler"].loss_scale) == _SCALE / 2
-    assert [int(count) for count in names["scaler"].manager.get_status()[4:6]] == [2, 1]
-
-
 @_of_recipe(["Several models, losses and optimizers"])
 def test_the_optimizer_whose_gradients_are_finite_steps_and_the_other_does_not(
     recipe: str, names: dict[str, Any], good: list[Batch]
@@ -211,17 +198,23 @@ def _see_state(state: Any, weights: np.ndarray) -> None:
     assert loss_scale == _SCALE / 2
 
 
-@_of_recipe(["Drop a step by its norm"])
-def test_a_large_norm_drops_the_step_and_only_an_infinite_one_lowers_the_scale(
+@_of_recipe(["Gradient accumulation", "Drop a step by its norm"])
+def test_a_window_or_a_step_is_dropped_and_only_an_overflow_lowers_the_scale(
     recipe: str, names: dict[str, Any], good: list[Batch]
 ) -> None:
-    # The norm of its gradient is about 20, and the scaled gradient is finite in float16.
-    large = (good[1][0], good[1][1] + np.float32(10))
-    names["batches"] = dataset(names, [large, good[0], overflowing(good[2]), *good[1:]])
+    if recipe == "Gradient accumulation":
+        # An overflow drops its window, and the last one has two batches.
+        batches = [*good, good[0], overflowing(good[1]), *good[2:], *good[:2]]
+        applied, counts = [_joined(good), _joined(good[:2])], [2, 1]
+    else:
+        # The norm of its gradient is about 20, and the scaled gradient is finite in float16.
+        large = (good[1][0], good[1][1] + np.float32(10))
+        batches, applied, counts = [large, good[0], overflowing(good[2]), *good[1:]], good, [4, 1]
+    names["batches"] = dataset(names, batches)
     run(recipe, names)
-    _close(_weights(names["variables"]), _trained(good))
+    _close(_weights(names["variables"]), _trained(applied))
     assert float(names["scaler"].loss_scale) == _SCALE / 2
-    assert [int(count) for count in names["scaler"].manager.get_status()[4:6]] == [4, 1]
+    assert [int(count) for count in names["scaler"].manager.get_status()[4:6]] == counts
 
 
 @_of_recipe(["Saving and resuming"])
