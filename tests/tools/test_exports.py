@@ -70,30 +70,15 @@ def test_programs_train_alike_on_jax(folder_of: Callable[[str], Path], tmp_path:
     assert exact.read_bytes() != rounded.read_bytes()
 
 
-def _without_skips(entries: list[dict[str, Any]], folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the entries of a program that never skips, in the place of one that does."""
-    if kind == "trainings":
-        plain, scaled = entries[0], entries[-1]
-        # It takes a variable of no use for the loss scale.
-        learning_rate = next(place for place, each in enumerate(plain["variables"]) if each["shape"] == [])
-        return [plain, plain | {"wrapper": scaled["wrapper"], "loss_scale": learning_rate}]
+def test_a_program_that_does_not_skip_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folder_of("steps"), tmp_path / "programs")
+    # A program that never skips takes the place of one that does.
     (folder / "sgd-keras3.hlo").write_bytes((folder / "sgd-bare.hlo").read_bytes())
-    rows = [row for row in entries if row["file"].startswith("sgd")]
-    bare, other = (next(row for row in rows if row["file"] == f"sgd-{name}.hlo") for name in ("bare", "keras3"))
-    other.update({name: bare[name] for name in ("variables", "weights", "updates")})
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [("steps", "WRONG: SGD, skipped, Keras 3: wrong weights"), ("trainings", "WRONG: float16, tfmp: ")],
-)
-def test_a_program_that_does_not_skip_is_named(
-    kind: str, said: str, folder_of: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = shutil.copytree(folder_of(kind), tmp_path / "programs")
     entries = json.loads((folder / "programs.json").read_text())
-    (folder / "programs.json").write_text(json.dumps(_without_skips(entries, folder, kind)))
-    status, shown = _run(kind, folder)
+    rows = {row["file"]: row for row in entries if row["file"].startswith("sgd")}
+    bare = rows["sgd-bare.hlo"]
+    rows["sgd-keras3.hlo"].update({name: bare[name] for name in ("variables", "weights", "updates")})
+    (folder / "programs.json").write_text(json.dumps([*rows.values()]))
+    status, shown = _run("steps", folder)
     assert status == 1
-    assert said in shown
+    assert "WRONG: SGD, skipped, Keras 3: wrong weights" in shown

@@ -34,14 +34,8 @@ except ValueError:
             "import tensorflow.contrib.tpu",
             ["tensorflow.contrib.slim", "tensorflow.contrib.tpu"],
         ),
-        (
-            "from tensorflow.core.protobuf import rewriter_config_pb2, nothing_pb2",
-            ["tensorflow.core.protobuf.nothing_pb2"],
-        ),
-        (
-            "from tensorflow.contrib.layers import *\nfrom tensorflow.compat.v1 import *",
-            ["tensorflow.contrib.layers"],
-        ),
+        ("from tensorflow.core.protobuf import rewriter_config_pb2, no_pb2", ["tensorflow.core.protobuf.no_pb2"]),
+        ("from tensorflow.contrib.layers import *\nfrom tensorflow.compat.v1 import *", ["tensorflow.contrib.layers"]),
         # The body of a try is left out, but not its handlers.
         (_TRY, ["tensorflow.contrib.layers.layer_norm", "tensorflow.Session"]),
         # Attributes of objects are not followed.
