@@ -23,22 +23,13 @@ _SECONDS_TO_END = 20
 
 
 class Finished(NamedTuple):
-    """The results of the processes of one run.
+    """The results of the processes of one run, one of each process."""
 
-    Attributes:
-        codes: The return code of each process; None for a process that did not end by itself.
-        logs: The output of each process.
-    """
-
-    codes: list[int | None]
+    codes: list[int | None]  #: None for a process that did not end by itself.
     logs: list[str]
 
     def states(self, way: str) -> list[list[Any]]:
-        """Return, for each process, the states that it printed as `STATE <way> <JSON>`.
-
-        Args:
-            way: The name of the training that the states belong to.
-        """
+        """Return, for each process, the states that it printed as `STATE <way> <JSON>`."""
         return [[json.loads(state) for state in re.findall(rf"STATE {way} (.*)", log)] for log in self.logs]
 
     def __str__(self) -> str:
@@ -55,18 +46,10 @@ def run(
     *,
     outlive: bool = False,
 ) -> Finished:
-    """Start a command once for each environment, and wait for the processes.
+    """Start a command once for each environment, and wait for the processes; their logs are in the directory.
 
-    If the processes hang, or one of them fails, all that are left are ended.
-
-    Args:
-        command: The program and its arguments.
-        directory: The directory for the logs.
-        seconds: The longest time in which no process prints anything; after it, the processes count as hanging. This
-            limits the silence and not the total time, because the total time depends on the machine's load.
-        environments: For each process, the variables to add to this process' environment; by default there is one
-            process without additions.
-        outlive: Whether the other processes go on after one has failed.
+    Those that are left are ended if no process prints anything for so many seconds (the total time depends on the
+    machine's load), or if one fails, unless the others shall outlive it.
     """
     mark = {"TFMP_TEST_RUN": uuid.uuid4().hex}
     logs = [directory / f"process_{index}.log" for index in range(len(environments))]
