@@ -9,13 +9,7 @@ _REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the examples; fail after four minutes.
-
-    Args:
-        module: Its name below `estimator_examples`.
-        arguments: Its command line.
-        environment: Variables of its environment besides those of this process.
-    """
+    """Run a module of `estimator_examples`, with variables of its environment besides; fail after four minutes."""
     return subprocess.run(
         [sys.executable, "-m", f"estimator_examples.{module}", *arguments],
         cwd=_REPOSITORY,

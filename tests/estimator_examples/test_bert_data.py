@@ -63,24 +63,6 @@ def test_files_become_documents_of_different_sentences(tmp_path: pathlib.Path) -
     assert sorted(training + held_out) == sorted(documents)
 
 
-def test_a_file_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "empty.txt").write_text(" \n ")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
-    _write(tmp_path / "short.txt", range(80))
-    _write(tmp_path / "one.txt", range(1))
-    corpus.read_documents([_write(tmp_path / "enough.txt", range(122))])
-    for name, message in (
-        ("missing.txt", "cannot read .*missing.txt: No such file"),
-        ("empty.txt", "empty.txt holds no text"),
-        ("latin.txt", "latin.txt is not UTF-8 text"),
-        (".", "cannot read .*: Is a directory"),
-        ("short.txt", "holds 80 different sentences.* 122 in one file are enough"),
-        ("one.txt", "holds 1 different sentences.*A sentence ends at a blank line"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            corpus.read_documents([str(tmp_path / name)])
-
-
 def test_the_vocabulary_covers_its_text_and_is_learned_alike_again(tmp_path: pathlib.Path) -> None:
     sentences = list(itertools.chain.from_iterable(corpus.read_documents([])[:20]))
     pieces = vocabulary.train_vocabulary(sentences, 500)

@@ -3,7 +3,6 @@
 import json
 import math
 import pathlib
-import re
 import shlex
 import sys
 
@@ -13,8 +12,6 @@ import replica_processes
 pytest.importorskip("tokenizers")
 
 import bert_variables
-
-from estimator_examples.bert import run_pretraining
 
 pytestmark = pytest.mark.estimator
 
@@ -26,13 +23,7 @@ SMALL = (
 
 
 def _command(kind: str, directory: pathlib.Path) -> list[str]:
-    """Return the README's command, with a small model, and changed so that it prints the variables at the end.
-
-    Args:
-        kind: How the workers are connected.
-        directory: The directory of the text, and of the model's directory `model`. The text is shorter than the one
-            that is read by default, which takes longer to prepare and to evaluate than the steps take.
-    """
+    """Return the README's command, with a small model and text, and changed so that it prints the variables."""
     text = directory / "numbers.txt"
     text.write_text("\n".join(f"The square of {i} is {i * i}." for i in range(300)))
     readme = (REPOSITORY / "estimator_examples" / "README.md").read_text(encoding="utf-8")
@@ -76,32 +67,3 @@ def test_two_workers_of_tf_config_end_with_equal_variables_and_resume(tmp_path: 
     first = replica_processes.run([*command, "--num_train_steps=4"], tmp_path, 120, replica_processes.two_workers())
     assert first.codes == [0, 0], str(first)
     _check(replica_processes.run(command, tmp_path, 120, replica_processes.two_workers()), tmp_path / "model")
-
-
-def test_without_horovod_the_readme_says_how_to_install_it(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "horovod", None)  # as if it were not installed
-    assert run_pretraining.main(["--distribute", "horovod", "--model_dir", str(tmp_path)]) == 2
-    assert re.search(r"needs Horovod \(.*horovod.*\)\. No extra of tfmp installs it", capsys.readouterr().err)
-
-
-@pytest.mark.horovod
-def test_without_horovodrun_its_command_is_named(tmp_path: pathlib.Path) -> None:
-    program = [sys.executable, bert_variables.__file__, "--distribute=horovod", f"--model_dir={tmp_path}"]
-    finished = replica_processes.run(program, tmp_path, 60)
-    assert finished.codes == [2]
-    assert "needs two processes or more, got 1: start them with `horovodrun -np 2 python -m" in finished.logs[0]
-
-
-@pytest.mark.parametrize(
-    "tf_config", ["", '{"cluster": {"worker": ["a:1"]}}', '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}']
-)
-def test_without_two_workers_tf_config_is_refused(
-    tf_config: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TF_CONFIG", tf_config)
-    assert run_pretraining.main(["--distribute", "tf_config", "--model_dir", str(tmp_path)]) == 2
-    assert f"needs two workers or more in the environment variable TF_CONFIG, got '{tf_config}'" in (
-        capsys.readouterr().err
-    )

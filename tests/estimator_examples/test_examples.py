@@ -51,19 +51,6 @@ def test_missing_packages_of_the_bert_example_are_named_together(
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
-    [("digits_session", "--batch_size"), ("digits_keras", "--batch-size"), ("digits_gan.__main__", "--batch-size")],
-)
-def test_a_batch_of_more_images_than_there_are_is_refused(
-    name: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.chdir(tmp_path)
-    assert _main(name, f"{option}=1348") == 2
-    assert "a batch holds at most the 1347 training images, got 1348." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("name", "needed"),
     [
         ("bert.corpus", ()),
