@@ -63,39 +63,20 @@ def test_script_trains_as_tf_contrib_did(session: tf.compat.v1.Session) -> None:
     assert session.run([problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]) == [4, 4, 2]
 
 
-def test_two_wrapped_optimizers_have_a_scale_each(session: tf.compat.v1.Session) -> None:
-    problem = Problem(session)
-    other = tf.compat.v1.get_variable("other", initializer=1.0)
-    losses = {problem.w: problem.loss, other: other * 1.0}
-    ops = []
-    for variable, loss in losses.items():
-        manager = lsm_lib.ExponentialUpdateLossScaleManager(8, 1000, 1, 2, 0.5)
-        ops.append(lso.NPULossScaleOptimizer(_sgd(), manager).minimize(loss, var_list=[variable]))
-    session.run(tf.compat.v1.global_variables_initializer())
-    session.run(ops, {problem.factor: math.inf})
-    assert session.run(["loss_scale:0", "loss_scale_1:0"]) == [4.0, 8.0]
-
-
-@pytest.mark.parametrize("checks", [None, True, False])
-def test_without_overflow_check_an_infinite_gradient_is_applied(
-    checks: bool | None, session: tf.compat.v1.Session
+@pytest.mark.parametrize(("checks", "bridges"), [(None, True), (True, True), (False, True), (False, False)])
+def test_without_overflow_check_an_infinite_gradient_is_applied_by_the_optimizer_of_the_bridge_alone(
+    checks: bool | None, bridges: bool, session: tf.compat.v1.Session
 ) -> None:
     problem = Problem(session)
     settings = {} if checks is None else {"enable_overflow_check": checks}
     manager = lsm_lib.FixedLossScaleManager(loss_scale=1024, **settings)
     assert manager.get_enable_overflow_check() is (checks is not False)
-    optimizer = lso.NPULossScaleOptimizer(_sgd(), manager)
+    optimizer = (lso.NPULossScaleOptimizer if bridges else tfmp.LossScaleOptimizer)(_sgd(), manager)
     assert problem.train(optimizer, [1.0, math.inf]) == [1024.0, 1024.0]
+    is_applied = checks is False and bridges
     watched = [problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]
-    assert session.run(watched) == ([2, 2, 0] if checks is False else [1, 1, 1])
-    assert session.run(problem.w).tolist() == ([-math.inf, -math.inf] if checks is False else [0.5, 1.5])
-
-
-def test_other_optimizers_check_in_any_case(session: tf.compat.v1.Session) -> None:
-    problem = Problem(session)
-    manager = lsm_lib.FixedLossScaleManager(1024, enable_overflow_check=False)
-    problem.train(tfmp.LossScaleOptimizer(_sgd(), manager), [math.inf])
-    assert session.run(problem.w).tolist() == [1.0, 2.0]
+    assert session.run(watched) == ([2, 2, 0] if is_applied else [1, 1, 1])
+    assert session.run(problem.w).tolist() == ([-math.inf, -math.inf] if is_applied else [0.5, 1.5])
 
 
 # The sum of two gradients of 2**127 is infinite.
@@ -145,34 +126,19 @@ def _wrapped(opt: Any = None, **settings: Any) -> lso.NPULossScaleOptimizer:
     return lso.NPULossScaleOptimizer(opt or _sgd(), lsm_lib.FixedLossScaleManager(8), **settings)
 
 
+_UNCHECKED = "unchecked, the scale would only grow; leave it out"
+_GROWING = tfmp.npu.ExponentialUpdateLossScaleManager
+_FIXED = tfmp.npu.FixedLossScaleManager
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: tfmp.npu.ExponentialUpdateLossScaleManager(8, 2, enable_overflow_check=False),
-            ValueError,
-            "unchecked, the scale would only grow; leave it out",
-        ),
-        (
-            lambda: tfmp.npu.FixedLossScaleManager(0.5),
-            ValueError,
-            "loss_scale must be a float32 number of at least 1, got 0.5",
-        ),
-        (
-            lambda: tfmp.npu.FixedLossScaleManager(8, "no"),
-            TypeError,
-            "enable_overflow_check must be True or False, got 'no'",
-        ),
-        (
-            lambda: tfmp.npu.ExponentialUpdateLossScaleManager(8, 0),
-            ValueError,
-            "incr_every_n_steps must be a whole number",
-        ),
-        (
-            lambda: tfmp.npu.NPULossScaleOptimizer(_sgd(), 8),
-            TypeError,
-            "loss_scale_manager must be a tfmp.LossScaleManager, got 8",
-        ),
+        (lambda: _GROWING(8, 2, enable_overflow_check=False), ValueError, _UNCHECKED),
+        (lambda: _GROWING(8, 0), ValueError, "incr_every_n_steps must be a whole number"),
+        (lambda: _FIXED(0.5), ValueError, "loss_scale must be a float32 number of at least 1, got 0.5"),
+        (lambda: _FIXED(8, "no"), TypeError, "enable_overflow_check must be True or False, got 'no'"),
+        (lambda: lso.NPULossScaleOptimizer(_sgd(), 8), TypeError, "loss_scale_manager must be a tfmp.LossScaleManager"),
         (lambda: _wrapped("adam"), TypeError, "opt must be a tf.compat.v1.train.Optimizer, got 'adam'"),
         (lambda: _wrapped(_wrapped()), ValueError, "wrapping it again would scale the loss twice"),
         (_is_distributed, ValueError, "is_distributed=True, and nothing distributes: call hvd.init()"),
