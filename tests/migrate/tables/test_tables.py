@@ -66,42 +66,6 @@ def test_modules_whose_names_differ_can_be_imported_below_compat_v1() -> None:
         importlib.import_module(f"tensorflow.compat.v1.{module}")
 
 
-_PRESENT = (
-    *(
-        "framework.ops.convert_to_tensor",
-        "ops.nn.relu",
-        "ops.rnn_cell.RNNCell",
-        "util.nest.flatten",
-        "ops.math_ops.add",
-    ),
-    *("training.checkpoint_management.get_checkpoint_state", "training.checkpoint_state_pb2.CheckpointState"),
-    *(
-        "layers.core.Dense",
-        "client.device_lib.list_local_devices",
-        "ops.gen_array_ops.deep_copy",
-        "platform.gfile.Open",
-    ),
-)
-_MISSING = (
-    *("training.distribution_strategy_context", "pywrap_tensorflow.NewCheckpointReader", "util.nest.is_sequence"),
-    *("framework.ops.Tensor", "ops.control_flow_ops.cond", "training.tracking", "distribute.all_reduce"),
-)
-
-
-def _is_in_tensorflow(name: str) -> bool:
-    module, _, word = f"tensorflow.python.{name}".rpartition(".")
-    try:
-        return hasattr(importlib.import_module(module), word) or bool(importlib.import_module(f"{module}.{word}"))
-    except ImportError:
-        return False
-
-
-@pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="the table is of TensorFlow 2.15")
-@pytest.mark.parametrize("name", [*_PRESENT, *_MISSING])
-def test_the_table_knows_what_tensorflow_has(name: str) -> None:
-    assert (missing_part(name) == "") is _is_in_tensorflow(name)
-
-
 def test_a_missing_name_is_cut_after_its_first_missing_word() -> None:
     assert missing_part("training.no_such_module.f") == "training.no_such_module"
     assert missing_part("util.nest.no_such_name.f") == "util.nest.no_such_name"
@@ -177,10 +141,6 @@ def test_a_batch_norm_that_is_written_as_advised_normalizes_as_that_of_contrib()
     np.testing.assert_allclose(variance, 0.999 + 0.001 * values.var(0), rtol=1e-4)
 
 
-def test_all_arguments_are_of_names_in_the_table() -> None:
-    assert _ARGUMENTS.keys() <= SUCCESSORS.keys()
-
-
 # Another word for the same argument.
 _RENAMED = {"filter": "filters", "value": "input"}
 
@@ -214,21 +174,6 @@ def test_members_of_modules_are_those_of_tfmp() -> None:
     assert {name: set(vars(getattr(tfmp.npu, name))) for name in npu_bridge_names.MEMBERS} == {
         name: set(members) for name, members in npu_bridge_names.MEMBERS.items()
     }
-
-
-def test_other_names_have_advice_in_place_of_a_target() -> None:
-    assert npu_bridge_names.target(f"{npu_bridge_names.STAR}.npu_rnn") is None
-    assert npu_bridge_names.advice("npu_rnn")
-    assert not npu_bridge_names.advice("npu_rnn").endswith(".")
-
-
-def test_one_import_line_serves_all_names_of_a_module() -> None:
-    names = ["session", "RewriterConfig", "npu_config_proto", "NPULossScaleOptimizer"]
-    assert npu_bridge_names.import_lines(names) == [
-        "from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig",
-        "from tensorflow.python.client import session",
-        "from tfmp.npu import NPULossScaleOptimizer, npu_config_proto",
-    ]
 
 
 def test_a_hook_is_the_same_object_in_both_modules() -> None:
