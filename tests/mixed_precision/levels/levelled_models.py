@@ -1,5 +1,6 @@
 """Models of any Keras that are built under a level or set to one, and what tests ask about their layers."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -12,14 +13,9 @@ import tfmp
 
 #: What Keras calls the policy of a layer that needs no exception, by the names of the levels.
 POLICIES = {
-    "O0": "float32",
-    "O1": "mixed_float16",
-    "O2": "mixed_float16",
-    "O3": "float16",
-    "O0-bfloat16": "float32",
-    "O1-bfloat16": "mixed_bfloat16",
-    "O2-bfloat16": "mixed_bfloat16",
-    "O3-bfloat16": "bfloat16",
+    f"{level}{suffix}": policy
+    for suffix, half in (("", "float16"), ("-bfloat16", "bfloat16"))
+    for level, policy in (("O0", "float32"), ("O1", f"mixed_{half}"), ("O2", f"mixed_{half}"), ("O3", half))
 }
 
 
@@ -50,11 +46,6 @@ def layer_policies(model: Any) -> list[tuple[str, str, str, str]]:
     return [each for each in policies(model) if each[0] not in ("Functional", "Model", "Sequential")]
 
 
-def by_class(model: Any) -> dict[str, str]:
-    """Return the policies of the layers in a model by the names of their classes."""
-    return {name: found for name, found, _, _ in policies(model)}
-
-
 def stored(model: Any) -> set[str]:
     """Return the types of the floating-point weights of a model."""
     return {tf.as_dtype(weight.dtype).name for weight in model.weights if tf.as_dtype(weight.dtype).is_floating}
@@ -65,9 +56,9 @@ def values(model: Any) -> list[Any]:
     return [(tf.as_dtype(weight.dtype).name, tf.convert_to_tensor(weight).numpy().tolist()) for weight in model.weights]
 
 
-def outputs(model: Any, x: Any) -> list[Any]:
+def outputs(model: Any, *inputs: Any) -> list[Any]:
     """Return the outputs of a model with their types."""
-    return [(each.dtype.name, each.numpy().tolist()) for each in tf.nest.flatten(model(x))]
+    return [(each.dtype.name, each.numpy().tolist()) for each in tf.nest.flatten(model(*inputs))]
 
 
 def with_given_weights(model: Any) -> Any:
@@ -91,19 +82,13 @@ def gradients(model: Any, *inputs: Any) -> list[tf.Tensor]:
     return list(found)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model and a batch for it.
+    """What makes a model, a batch for it, and the names of the classes of its layers that are in float32 at O1."""
 
-    Args:
-        make: Makes the model, with a Keras.
-        batch: The batch.
-        o1: The classes of layers, by their names, that are in float32 at O1.
-    """
-
-    def __init__(self, make: Callable[[ModuleType], Any], batch: np.ndarray, o1: Sequence[str] = ()) -> None:
-        self.make = make
-        self.batch = batch
-        self.o1 = o1
+    make: Callable[[ModuleType], Any]
+    batch: np.ndarray
+    o1: Sequence[str] = ()
 
     def built(self, keras: ModuleType, level: str | None = None) -> Any:
         """Return the model, made under a level if one is given, after it was called on the batch."""
@@ -135,15 +120,11 @@ def _functional(keras: ModuleType) -> Any:
 
 
 def _nested(keras: ModuleType) -> Any:
+    """Return a model in whose inner models one layer is called twice."""
     inner = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, name="inner_dense")], name="inner")
-    functional_input = keras.Input([3])
-    middle = keras.Model(functional_input, keras.layers.ReLU()(inner(functional_input)), name="middle")
+    inputs = keras.Input([3])
+    middle = keras.Model(inputs, keras.layers.Add()([inner(inputs), inner(inner(inputs))]), name="middle")
     return keras.Sequential([keras.Input([3]), middle, keras.layers.Dense(2, name="head")])
-
-
-def _shared(keras: ModuleType) -> Any:
-    inputs, shared = keras.Input([3]), keras.layers.Dense(3, name="shared")
-    return keras.Model(inputs, keras.layers.Add()([shared(inputs), shared(shared(inputs))]))
 
 
 def subclassed(keras: ModuleType) -> Any:
@@ -218,7 +199,6 @@ CASES = {
     "sequential without an input": Case(_unbuilt, _X, ["Dense"]),
     "functional": Case(_functional, _X, ["Activation"]),
     "nested": Case(_nested, _X),
-    "shared layer": Case(_shared, _X),
     "subclassed": Case(subclassed, _X),
     "attention": Case(_attention, np.array([[1, 2, 3], [4, 5, 6]]), ["GlobalAveragePooling1D"]),
     "recurrent": Case(_recurrent, np.cos(np.arange(12, dtype=np.float32)).reshape(2, 3, 2), ["Dense"]),
