@@ -16,7 +16,7 @@ _MARKERS = {
     "estimator": "needs tf.estimator, which TensorFlow 2.15 is the last to have",
     "library(package)": "needs a package that the tox environment `works_with_keras2` installs",
     "promise(*numbers)": "holds these promises of docs/explanation/step.md",
-    "works_with(library)": "is about a library, a `table.Library`, for the tables of docs/reference/works_with.md",
+    "works_with(name)": "is about this library of tests/recordings/works_with.json, for docs/reference/works_with.md",
     "feature(name, model)": "is about this column of these tables, and this row: by default, the parameter `model`",
 }
 

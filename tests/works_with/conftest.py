@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from table import FEATURES, Findings, recorded, write
+from table import FEATURES, arranged, library, recorded, write
 
-_found = Findings()
+_found: dict[str, Any] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,39 +25,42 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if len(feature) == 1:
         subject = metafunc.cls.subject
         models = [model for model in metafunc.cls.models if feature[0] not in subject(model).lacks]
+        if feature[0] == "callbacks":
+            models = [model for model in models if subject(model).callbacks is not None]
         metafunc.parametrize("model", models)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        library, feature = (item.get_closest_marker(name) for name in ("works_with", "feature"))
-        if library is None:
+    for item in [*items]:
+        of_library, feature = (item.get_closest_marker(name) for name in ("works_with", "feature"))
+        if of_library is None:
             continue
         if feature is None or feature.args[0] not in FEATURES:
             raise pytest.UsageError(f"{item.nodeid} needs the mark `feature` with one of {', '.join(FEATURES)}.")
         model = feature.args[1] if len(feature.args) > 1 else item.callspec.params["model"]  # type: ignore[attr-defined]
-        item.user_properties.append(("works_with", [library.args[0].to_dict(), model, feature.args[0]]))
+        if isinstance(model, str):
+            item.user_properties.append(("works_with", [of_library.args[0], model, feature.args[0]]))
+        else:
+            # This test of its suite is about no model of the library.
+            items.remove(item)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    outcome = getattr(report, "wasxfail", None) if report.outcome == "skipped" else "yes"
-    if outcome is None or (report.when != "call" and report.outcome != "failed"):
+    if not report.failed and (report.when != "call" or report.skipped):
         return
-    for name, found in report.user_properties:
-        if name == "works_with":
-            _found.add(*_arguments(found), outcome if report.outcome != "failed" else "a test fails")
-
-
-def _arguments(found: Any) -> tuple[dict[str, Any], str, str]:
-    library, model, feature = found
-    return library, model, feature
+    for kind, found in report.user_properties:
+        if kind == "works_with":
+            name, model, feature = found
+            cells = _found.setdefault(name, library(name))["models"].setdefault(model, {})
+            # A cell may be what several tests are about.
+            cells[feature] = "a test fails" if report.failed else cells.get(feature, "yes")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     asked = session.config.getoption("--works-with")
     if asked is None or hasattr(session.config, "workerinput"):
         return
-    found = _found.recording()
+    found = arranged(_found)
     if asked == "write":
         write(found)
         return

@@ -1,14 +1,14 @@
 """Small models of keras-hub, made from configurations, with what they learn in the tests."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import table
+import suite
 import tensorflow as tf
 
 import tfmp
@@ -17,70 +17,13 @@ keras_hub = pytest.importorskip(
     "keras_hub", reason="needs keras-hub, which the tox environment works_with_keras3 installs"
 )
 
-LIBRARY = table.Library(
-    name="keras-hub",
-    distribution="keras-hub",
-    beside=["keras", "tensorflow"],
-    write='`task.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(5e-5)))`, then `tfmp.set_precision(task, "O2")`',
-    limits="Compile first: a task compiles itself when it is made, with an optimizer that does not scale the loss, and "
-    "`set_precision` would warn of it. T5 is NaN in float16 unless its attention stays in float32: "
-    '`keep_float32=[r".*/(self|cross)_attention"]`. Mixtral fails in float16 with a padding mask, as with Keras\' own '
-    "policy, because its router multiplies float16 by float32. A `.keras` file of a task does not hold what it was "
-    "compiled with: load it with `compile=False`, compile it, set the level, call "
-    "`task.optimizer.build(task.trainable_variables)`, and call `load_weights` with the same file. Resuming was tested "
-    "without Dropout: neither Keras' files nor `tf.train.Checkpoint` hold the state of its random numbers, with tfmp "
-    "or without. `save_lora_weights` leaves out the biases of the layers with LoRA, which are trained as well.",
-)
-
-MARKS = [
-    pytest.mark.works_with(LIBRARY),
-    # Keras, of the masks that T5's embedding makes besides those that the model is given; nothing in T5 reads them.
-    pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning"),
-    # Keras, of BERT's pooler, which a masked language model does not use.
-    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables ..pooled_dense:UserWarning"),
-    # Keras, where it saves weights, with NumPy 2.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
-]
-
 #: What all batches have: rows, positions, and how many tokens, classes and frames there are.
 ROWS, LENGTH, TOKENS, CLASSES, MELS = 8, 12, 40, 3, 8
 
-#: The steps of a training, and its first loss scale.
-STEPS, SCALE = 20, 2.0**10
-
-#: The batches, which are trained on in turn.
-_BATCHES = 4
-
 Batch = tuple[Any, np.ndarray]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A model of keras-hub.
-
-    Attributes:
-        make: Makes it, with Dropout of the rate that it is given, and other random layers if that is not 0.
-        batch: Draws inputs and labels.
-        blocks: The paths of the layers that are recomputed.
-        loss: What it is trained with; None takes the loss that the task chooses by itself.
-        learning_rate: That of Adam.
-        tolerance: The largest relative difference between losses in float16 and in float32.
-        keep_float32: The layers that cannot compute in float16.
-        multiplies_float32: What else multiplies in float32, by the names of its ops: Keras does not cast the
-            table of an Embedding, so that logits made by it are float32, and keras-hub not the angles of positions.
-    """
-
-    make: Callable[[float], Any]
-    batch: Callable[[np.random.Generator], Batch]
-    blocks: str
-    loss: Any = None
-    learning_rate: float = 1e-2
-    tolerance: float = 6e-3
-    keep_float32: Sequence[str] = ()
-    multiplies_float32: str = "token_embedding"
-
-
-_TEXT = {"vocabulary_size": TOKENS, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
+_TEXT: dict[str, Any] = {"vocabulary_size": TOKENS, "num_layers": 2, "num_heads": 2, "dropout": 0.0}
+_TEXT |= {"hidden_dim": 16, "intermediate_dim": 32}
 
 
 def _tokens(rng: np.random.Generator, name: str = "") -> dict[str, np.ndarray]:
@@ -96,15 +39,14 @@ def _classes_of_tokens(rng: np.random.Generator) -> Batch:
     return x, x["token_ids"][:, 1] % CLASSES
 
 
-def _with_segments(batch: Batch) -> Batch:
-    x, y = batch
+def _with_segments(x: Any, y: Any = None) -> Batch:
     segment_ids = np.zeros([ROWS, LENGTH], np.int32)
     segment_ids[:, LENGTH // 2 :] = 1
     return {**x, "segment_ids": segment_ids}, y
 
 
 def _masked_tokens(rng: np.random.Generator) -> Batch:
-    x, _ = _with_segments((_tokens(rng), np.zeros(0)))
+    x, _ = _with_segments(_tokens(rng))
     positions = np.stack([rng.choice(LENGTH - 3, 3, replace=False) for _ in range(ROWS)]).astype(np.int32)
     y = np.take_along_axis(x["token_ids"], positions, 1)
     np.put_along_axis(x["token_ids"], positions, 0, 1)
@@ -134,159 +76,162 @@ def _images(rng: np.random.Generator) -> Batch:
     return images, classes
 
 
-def _albert(dropout: float) -> Any:
-    backbone = keras_hub.models.AlbertBackbone(
-        **_TEXT, embedding_dim=8, num_inner_repetitions=2, max_sequence_length=LENGTH, dropout=dropout
+def _albert() -> Any:
+    sizes = {"embedding_dim": 8, "num_inner_repetitions": 2, "max_sequence_length": LENGTH}
+    return keras_hub.models.AlbertTextClassifier(
+        keras_hub.models.AlbertBackbone(**_TEXT, **sizes), CLASSES, dropout=0.0
     )
-    return keras_hub.models.AlbertTextClassifier(backbone, CLASSES, dropout=dropout)
 
 
-def _bert(dropout: float) -> Any:
-    backbone = keras_hub.models.BertBackbone(**_TEXT, max_sequence_length=LENGTH, dropout=dropout)
-    return keras_hub.models.BertMaskedLM(backbone)
+def _bert() -> Any:
+    return keras_hub.models.BertMaskedLM(keras_hub.models.BertBackbone(**_TEXT, max_sequence_length=LENGTH))
 
 
-def _deberta(dropout: float) -> Any:
-    backbone = keras_hub.models.DebertaV3Backbone(**_TEXT, max_sequence_length=LENGTH, bucket_size=4, dropout=dropout)
-    return keras_hub.models.DebertaV3TextClassifier(backbone, CLASSES, dropout=dropout)
+def _deberta() -> Any:
+    backbone = keras_hub.models.DebertaV3Backbone(**_TEXT, max_sequence_length=LENGTH, bucket_size=4)
+    return keras_hub.models.DebertaV3TextClassifier(backbone, CLASSES, dropout=0.0)
 
 
-def _gpt2(dropout: float) -> Any:
-    backbone = keras_hub.models.GPT2Backbone(**_TEXT, max_sequence_length=LENGTH, dropout=dropout)
-    return keras_hub.models.GPT2CausalLM(backbone)
+def _gpt2() -> Any:
+    return keras_hub.models.GPT2CausalLM(keras_hub.models.GPT2Backbone(**_TEXT, max_sequence_length=LENGTH))
 
 
-def _gemma(dropout: float) -> Any:
-    config = {name: value for name, value in _TEXT.items() if name != "num_heads"}
-    backbone = keras_hub.models.GemmaBackbone(
-        **config, num_query_heads=2, num_key_value_heads=1, head_dim=8, dropout=dropout
-    )
-    return keras_hub.models.GemmaCausalLM(backbone)
+def _gemma() -> Any:
+    sizes = {**_TEXT, "num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    del sizes["num_heads"]
+    return keras_hub.models.GemmaCausalLM(keras_hub.models.GemmaBackbone(**sizes))
 
 
-def _t5(dropout: float) -> Any:
-    backbone = keras_hub.models.T5Backbone(**_TEXT, dropout=dropout)
+def _with_logits(backbone: Any) -> Any:
     logits = keras.layers.Dense(TOKENS, name="logits")
     return keras.Model(backbone.input, logits(backbone(backbone.input)["decoder_sequence_output"]))
 
 
-def _whisper(dropout: float) -> Any:
-    backbone = keras_hub.models.WhisperBackbone(
-        **_TEXT,
-        num_mels=MELS,
-        max_encoder_sequence_length=2 * LENGTH,
-        max_decoder_sequence_length=LENGTH,
-        dropout=dropout,
+def _whisper() -> Any:
+    lengths = {"max_encoder_sequence_length": 2 * LENGTH, "max_decoder_sequence_length": LENGTH}
+    return _with_logits(keras_hub.models.WhisperBackbone(**_TEXT, num_mels=MELS, **lengths))
+
+
+def _vit() -> Any:
+    backbone = keras_hub.models.ViTBackbone((32, 32, 3), 8, 2, 2, 16, 32, 0.0, 0.0)
+    return keras_hub.models.ViTImageClassifier(backbone, CLASSES, dropout=0.0)
+
+
+def _resnet() -> Any:
+    shape = {"image_shape": (32, 32, 3)}
+    backbone = keras_hub.models.ResNetBackbone([64], [3], [64, 64], [1, 1], [1, 2], "basic_block", **shape)
+    return keras_hub.models.ResNetImageClassifier(backbone, CLASSES, dropout=0.0)
+
+
+def _loss(model: Any, batch: Batch) -> tf.Tensor:
+    """Return the loss of a loop of the user's own."""
+    x, y = batch
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return loss_fn(y, model(x, training=True)) + sum(model.losses)
+
+
+def _subject(
+    make: Callable[[], Any],
+    draw: Callable[[np.random.Generator], Batch],
+    blocks: str,
+    *,
+    learning_rate: float = 1e-2,
+    has_loss: bool = True,
+    trains_on_replicas: bool = False,
+    **settings: Any,
+) -> suite.Subject:
+    """Return a model with the paths of the layers that are recomputed; a task of keras-hub chooses its loss itself."""
+    rng, in_float16 = np.random.default_rng(5), {"tolerance": 6e-3, "falls": 1.0, "rounding": (1e-4, 1e-6)}
+    compile_with = {} if has_loss else {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+    def optimizer() -> Any:
+        return keras.optimizers.Adam(learning_rate)
+
+    def build() -> Any:
+        model = make()
+        model.compile(suite.scaled(optimizer()), **compile_with)
+        return model
+
+    return suite.Subject(
+        keras=keras,
+        build=build,
+        optimizer=optimizer,
+        batches=suite.four_in_turn(lambda: tf.nest.map_structure(tf.constant, draw(rng))),
+        loss=_loss,
+        compile_with=compile_with,
+        recomputed=lambda model: tfmp.recompute_layers(model, blocks),
+        on_replicas=lambda: keras.optimizers.SGD(learning_rate, momentum=0.9),
+        lacks=frozenset() if trains_on_replicas else frozenset({"two replicas"}),
+        **in_float16 | settings,
     )
-    logits = keras.layers.Dense(TOKENS, name="logits")
-    return keras.Model(backbone.input, logits(backbone(backbone.input)["decoder_sequence_output"]))
 
 
-def _vit(dropout: float) -> Any:
-    backbone = keras_hub.models.ViTBackbone((32, 32, 3), 8, 2, 2, 16, 32, dropout, dropout)
-    return keras_hub.models.ViTImageClassifier(backbone, CLASSES, dropout=dropout)
-
-
-def _resnet(dropout: float) -> Any:
-    backbone = keras_hub.models.ResNetBackbone(
-        [64], [3], [64, 64], [1, 1], [1, 2], "basic_block", image_shape=(32, 32, 3)
-    )
-    return keras_hub.models.ResNetImageClassifier(backbone, CLASSES, dropout=dropout)
+def _callbacks(directory: Path) -> list[Any]:
+    return [
+        keras.callbacks.EarlyStopping("loss"),
+        keras.callbacks.ModelCheckpoint(
+            directory / "best.weights.h5", "loss", save_best_only=True, save_weights_only=True
+        ),
+        keras.callbacks.BackupAndRestore(directory / "backup"),
+        keras.callbacks.ReduceLROnPlateau("loss"),
+        keras.callbacks.TensorBoard(directory / "logs"),
+    ]
 
 
 #: The tolerances are about three times what was measured. The losses of images fall to a hundredth, and the same error
 #: is a larger share of them.
 #:
 #: By the names of their classes, which are the rows of the table.
-MODELS: Mapping[str, Model] = {
-    "AlbertTextClassifier": Model(
-        make=_albert, batch=lambda rng: _with_segments(_classes_of_tokens(rng)), blocks=r".*/group_\d+_inner_layer_\d+"
+_SUBJECTS: dict[str, Callable[[], suite.Subject]] = {
+    "AlbertTextClassifier": lambda: _subject(
+        _albert,
+        lambda rng: _with_segments(*_classes_of_tokens(rng)),
+        r".*/group_\d+_inner_layer_\d+",
+        trains_on_replicas=True,
     ),
-    "BertMaskedLM": Model(make=_bert, batch=_masked_tokens, blocks=r".*/transformer_layer_\d+"),
-    "DebertaV3TextClassifier": Model(
-        make=_deberta, batch=_classes_of_tokens, blocks=r".*/disentangled_attention_encoder_layer_\d+"
+    # The head adds its bias, a variable, to a tensor. In eager code, in which the check runs, Keras casts the variable
+    # only in the left operand.
+    "BertMaskedLM": lambda: _subject(
+        _bert, _masked_tokens, r".*/transformer_layer_\d+", check_keeps=["mlm_head"], callbacks=_callbacks
     ),
-    "GPT2CausalLM": Model(make=_gpt2, batch=_next_tokens, blocks=r".*/transformer_layer_\d+"),
-    "GemmaCausalLM": Model(
-        make=_gemma,
-        batch=_next_tokens,
-        blocks=r".*/decoder_block_\d+",
-        multiplies_float32="token_embedding|rotary_embedding",
+    "DebertaV3TextClassifier": lambda: _subject(
+        _deberta, _classes_of_tokens, r".*/disentangled_attention_encoder_layer_\d+"
     ),
-    "T5Backbone": Model(
-        make=_t5,
-        batch=_translations,
-        blocks=r".*/transformer_(en|de)coder_layer_\d+",
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "GPT2CausalLM": lambda: _subject(_gpt2, _next_tokens, r".*/transformer_layer_\d+", trains_on_replicas=True),
+    "GemmaCausalLM": lambda: _subject(_gemma, _next_tokens, r".*/decoder_block_\d+"),
+    "T5Backbone": lambda: _subject(
+        lambda: _with_logits(keras_hub.models.T5Backbone(**_TEXT)),
+        _translations,
+        r".*/transformer_(en|de)coder_layer_\d+",
+        has_loss=False,
         # Their masks are products with -1e9, which is infinite in float16, and 0 times infinity is NaN.
         keep_float32=[r".*/(self|cross)_attention"],
-        multiplies_float32="(self|cross)_attention",
+        float32=frozenset({"query_projector", "key_projector", "value_projector", "output_projector"}),
+        check_keeps=None,
     ),
-    "WhisperBackbone": Model(
-        make=_whisper,
-        batch=_transcripts,
-        blocks=r".*/transformer_(en|de)coder_layer_\d+",
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "WhisperBackbone": lambda: _subject(
+        _whisper, _transcripts, r".*/transformer_(en|de)coder_layer_\d+", has_loss=False
     ),
-    "ViTImageClassifier": Model(make=_vit, batch=_images, blocks=r".*/vit_encoder", learning_rate=1e-3, tolerance=2e-2),
-    "ResNetImageClassifier": Model(
-        make=_resnet, batch=_images, blocks=r".*/stack\d+_block\d+_\d_conv", learning_rate=1e-3, tolerance=6e-2
+    "ViTImageClassifier": lambda: _subject(
+        _vit, _images, r".*/vit_encoder", learning_rate=1e-3, tolerance=2e-2, trains_on_replicas=True
+    ),
+    "ResNetImageClassifier": lambda: _subject(
+        _resnet, _images, r".*/stack\d+_block\d+_\d_conv", learning_rate=1e-3, tolerance=6e-2, callbacks=_callbacks
     ),
 }
 
-
-def make(name: str, *, seed: int = 2, dropout: float = 0.0) -> Any:
-    """Make a model in float32; the same seed gives the same weights."""
-    keras.utils.set_random_seed(seed)
-    return MODELS[name].make(dropout)
+MODELS: Sequence[str] = tuple(_SUBJECTS)
 
 
-@cache
-def batches(name: str, seed: int = 5) -> Sequence[Batch]:
-    """Return the batches of a model."""
-    rng = np.random.default_rng(seed)
-    return [MODELS[name].batch(rng) for _ in range(_BATCHES)]
+@functools.cache
+def subject_of(model: str) -> suite.Subject:
+    """Return a model by its name."""
+    return _SUBJECTS[model]()
 
 
-def adam(name: str, **settings: Any) -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(MODELS[name].learning_rate, **settings)
-
-
-def scaled(optimizer: keras.optimizers.Optimizer) -> tfmp.LossScaleOptimizer:
-    """Wrap an optimizer; at this scale no step of these models overflows."""
-    return tfmp.LossScaleOptimizer(optimizer, initial_scale=SCALE)
-
-
-def prepare(model: Any, name: str, optimizer: Any, level: str = "O2") -> None:
-    """Compile a model and set its level as a user does: a task of keras-hub chooses its loss by itself."""
-    loss = MODELS[name].loss
-    model.compile(optimizer, **({} if loss is None else {"loss": loss}))
-    if level != "O0":
-        tfmp.set_precision(model, level, keep_float32=MODELS[name].keep_float32)
-    # A step that makes the slots is traced twice.
+def prepared(model: Any, subject: suite.Subject, optimizer: Any = None) -> Any:
+    """Compile a model, set its level as a user does, and make the slots; return it."""
+    model.compile(suite.scaled(optimizer or subject.optimizer()), **subject.compile_with)
+    tfmp.set_precision(model, "O2", keep_float32=subject.keep_float32)
     model.optimizer.build(model.trainable_variables)
-
-
-def compiled(name: str, optimizer: Any, level: str = "O2", *, seed: int = 2, dropout: float = 0.0) -> Any:
-    model = make(name, seed=seed, dropout=dropout)
-    prepare(model, name, optimizer, level)
     return model
-
-
-def train(model: Any, name: str, steps: int, *, first: int = 0, callbacks: Sequence[Any] = ()) -> list[float]:
-    """Train on the batches in turn, from the one of a step on, and return the loss of each step."""
-    x, y = tf.nest.map_structure(lambda *parts: np.stack(parts), *batches(name))
-    examples = tf.data.Dataset.from_tensor_slices((x, y)).repeat().skip(first % _BATCHES)
-    fitted = model.fit(examples, epochs=steps, steps_per_epoch=1, shuffle=False, verbose=0, callbacks=list(callbacks))
-    return fitted.history["loss"]
-
-
-@cache
-def losses_in_float32(name: str, seed: int = 2) -> list[float]:
-    """Return the loss of each step of a training without tfmp."""
-    return train(compiled(name, adam(name), "O0", seed=seed), name, STEPS)
-
-
-def difference(losses: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest relative difference of two trainings' losses; NaN if a loss is."""
-    return float(np.max(np.abs(np.divide(losses, expected) - 1.0)))

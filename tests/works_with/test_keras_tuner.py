@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import table
 
 import tfmp
 
@@ -14,17 +13,8 @@ keras_tuner = pytest.importorskip(
     "keras_tuner", reason="needs keras-tuner, which the tox environment works_with_keras3 installs"
 )
 
-LIBRARY = table.Library(
-    name="keras-tuner",
-    distribution="keras-tuner",
-    beside=["keras", "tensorflow"],
-    write="in `build`: `model.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(rate)), ...)`",
-    limits="It needs tensorboard, which it does not install. `get_best_models` gives back the weights, with an "
-    "optimizer that starts anew, as without tfmp.",
-)
-
 pytestmark = [
-    pytest.mark.works_with(LIBRARY),
+    pytest.mark.works_with("keras-tuner"),
     # keras-tuner, with Python 3.10 and later.
     pytest.mark.filterwarnings("ignore:(currentThread|getName).* is deprecated:DeprecationWarning"),
     # Keras: keras-tuner loads weights before the optimizer is built, so that this starts anew, with and without tfmp.
@@ -33,14 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
-_TUNERS = {
-    "RandomSearch": lambda build, directory: keras_tuner.RandomSearch(
-        build, "val_loss", max_trials=2, seed=1, directory=directory, project_name="search"
-    ),
-    "Hyperband": lambda build, directory: keras_tuner.Hyperband(
-        build, "val_loss", max_epochs=2, factor=2, seed=1, directory=directory, project_name="search"
-    ),
-}
+_TUNERS: dict[str, dict[str, Any]] = {"RandomSearch": {"max_trials": 2}, "Hyperband": {"max_epochs": 2, "factor": 2}}
 
 
 def _build(hyperparameters: Any) -> Any:
@@ -53,17 +36,16 @@ def _build(hyperparameters: Any) -> Any:
     return model
 
 
-def _examples() -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(3).normal(size=[64, 4]).astype(np.float32)
-    return x, x.sum(1, keepdims=True)
+_X = np.random.default_rng(3).normal(size=[64, 4]).astype(np.float32)
+_Y = _X.sum(1, keepdims=True)
 
 
 def _searched(tuner: str, directory: Path, **settings: Any) -> Any:
     keras.utils.set_random_seed(1)
-    found = _TUNERS[tuner](_build, directory)
-    x, y = _examples()
-    settings = {"batch_size": 16, "shuffle": False, "verbose": 0, "validation_data": (x, y), **settings}
-    found.search(x, y, epochs=4, **settings)
+    place = {"seed": 1, "directory": directory, "project_name": "search"}
+    found = getattr(keras_tuner, tuner)(_build, "val_loss", **_TUNERS[tuner], **place)
+    settings = {"batch_size": 16, "shuffle": False, "verbose": 0, "validation_data": (_X, _Y), **settings}
+    found.search(_X, _Y, epochs=4, **settings)
     return found
 
 
@@ -88,21 +70,17 @@ def test_search_takes_the_callback(model: str, tmp_path: Path) -> None:
 def test_tuned_model_is_saved_and_goes_on(model: str, tmp_path: Path) -> None:
     found = _searched(model, tmp_path)
     [best] = found.get_best_models()
-    x, y = _examples()
     score = found.oracle.get_best_trials(1)[0].score
     # The file of the best epoch's weights holds them in every bit; the mean of the losses may round otherwise.
-    assert best.evaluate(x, y, batch_size=16, verbose=0) == pytest.approx(score, rel=1e-5)
+    assert best.evaluate(_X, _Y, batch_size=16, verbose=0) == pytest.approx(score, rel=1e-5)
     best.save(tmp_path / "best.keras")
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     assert isinstance(loaded.optimizer, tfmp.LossScaleOptimizer)
     for each in (best, loaded):
-        each.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    for one, other in zip(_state(loaded), _state(best), strict=True):
+        each.fit(_X, _Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    states = ([each.numpy() for each in [*model.variables, *model.optimizer.variables]] for model in (loaded, best))
+    for one, other in zip(*states, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def _state(model: Any) -> list[np.ndarray]:
-    return [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
 
 
 @pytest.mark.parametrize("model", _TUNERS)

@@ -1,7 +1,8 @@
-"""The optimizers of Hugging Face, TensorFlow Addons and TF-models in the wrapper: a skipped step changes nothing."""
+"""The optimizers of Hugging Face, Addons and TF-models, and TF-models' trainer: a skipped step changes nothing."""
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from benchmarks import legacy_optimizers
 from benchmarks.legacy_optimizers import CASES, SCALE, STEPS, Case, Run, factors, load, model_for, train
 
 #: Which of these libraries a test needs.
@@ -17,6 +17,10 @@ _needs_addons = pytest.mark.library("tensorflow_addons")
 _needs_models = pytest.mark.library("official")
 
 _rows = [pytest.param(case, id=name, marks=pytest.mark.library(case.library)) for name, case in CASES.items()]
+
+
+def _wrapped(opt: Any) -> Any:
+    return tfmp.LossScaleOptimizer(opt, initial_scale=SCALE)
 
 
 def _assert_same(one: Run, other: Run) -> None:
@@ -45,74 +49,30 @@ def test_overflow_in_the_first_step_leaves_the_bare_optimizer_at_its_beginning(c
     _assert_same(train(case, tfmp.LossScaleOptimizer, factors=factors(math.inf, at=0), compiled=True), bare)
 
 
-@pytest.mark.library("transformers")
-@_needs_addons
-@_needs_models
-def test_keras_own_wrapper_counts_the_skipped_step() -> None:
-    """The table of the documentation: schedules and bias corrections advance, and the clipping of TF-models is off."""
-    found = {}
-    for name in ("transformers: create_optimizer", "Addons: AdamW", "TF-models: adam", "TF-models: adamw, clipped"):
-        case = CASES[name]
-        own = load(case.keras).mixed_precision.LossScaleOptimizer
-        bare = train(case, None, factors=factors(0.0, at=0), compiled=True)
-        run = train(case, own, factors=factors(math.inf, at=0), compiled=True)
-        found[name] = legacy_optimizers.difference(run, bare)
-    assert min(found.values()) > 1e-3
-
-
-@_needs_models
-def test_adamw_of_models_clips_in_tfmp_and_not_in_keras_own_wrapper() -> None:
-    clipped, not_clipped = CASES["TF-models: adamw, clipped"], CASES["TF-models: adamw"]
-    ones = factors(1.0)
-    own = load("keras").mixed_precision.LossScaleOptimizer
-    bare, bare_not_clipped = (train(case, None, factors=ones, compiled=True) for case in (clipped, not_clipped))
-    assert legacy_optimizers.difference(bare, bare_not_clipped) > 1e-3
-    _assert_same(train(clipped, tfmp.LossScaleOptimizer, factors=ones, compiled=True), bare)
-    _assert_same(train(clipped, own, factors=ones, compiled=True), bare_not_clipped)
-
-
-@_needs_addons
-def test_multi_optimizer_fails_in_keras_own_wrapper_if_the_first_step_overflows() -> None:
-    case = CASES["Addons: MultiOptimizer"]
-    own = load(case.keras).mixed_precision.LossScaleOptimizer
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        train(case, own, factors=factors(math.inf, at=0), compiled=True)
-
-
 @_needs_addons
 @pytest.mark.parametrize("name", ["AdamW", "SGDW"])
 @pytest.mark.parametrize("by", ["apply_gradients", "minimize"])
 def test_decay_var_list_reaches_the_optimizer(name: str, by: str) -> None:
-    make = CASES[f"Addons: {name}"].make
-    addons, keras = load("tensorflow_addons"), load("keras")
-    ends = []
-    for is_wrapped in (False, True):
-        opt = make(addons, keras, None)
+    def trained(wrap: Callable[[Any], Any], factors: Sequence[float], by: str) -> list[list[float]]:
+        opt = CASES[f"Addons: {name}"].make(load("tensorflow_addons"), load("keras"), None)
         opt.weight_decay = 0.5
-        opt = tfmp.LossScaleOptimizer(opt, initial_scale=SCALE) if is_wrapped else opt
-        weights = [tf.Variable([1.0, -2.0]), tf.Variable([3.0, 4.0])]
-        for factor in (1.0, math.inf, 1.0):
-            if math.isinf(factor) and not is_wrapped:
-                continue
+        opt, weights = wrap(opt), [tf.Variable([1.0, -2.0]), tf.Variable([3.0, 4.0])]
+        for factor in factors:
+            if by == "minimize":
+                opt.minimize(lambda: tf.reduce_sum(weights) * factor, weights, decay_var_list=weights[:1])  # noqa: B023
+            else:
+                scale = opt.loss_scale if isinstance(opt, tfmp.LossScaleOptimizer) else 1.0
+                grads = [tf.ones([2]) * (factor * scale)] * 2
+                grads = opt.get_unscaled_gradients(grads) if isinstance(opt, tfmp.LossScaleOptimizer) else grads
+                opt.apply_gradients(zip(grads, weights, strict=True), decay_var_list=weights[:1])
+        return [weight.numpy().tolist() for weight in weights]
 
-            def loss(weights: list[tf.Variable] = weights, factor: float = factor) -> tf.Tensor:
-                return tf.add_n([tf.reduce_sum(weight) for weight in weights]) * factor
-
-            if by == "minimize" and is_wrapped:
-                # The `minimize` of these classes forgets `decay_var_list` before it applies the gradients.
-                opt.minimize(loss, weights, decay_var_list=weights[:1])
-                continue
-            with tf.GradientTape() as tape:
-                value = loss()
-                value = opt.get_scaled_loss(value) if is_wrapped else value
-            grads = tape.gradient(value, weights)
-            grads = opt.get_unscaled_gradients(grads) if is_wrapped else grads
-            opt.apply_gradients(zip(grads, weights, strict=True), decay_var_list=weights[:1])
-        ends.append([weight.numpy().tolist() for weight in weights])
-    assert ends[0] == ends[1]
+    # The `minimize` of these classes itself forgets `decay_var_list` before it applies the gradients.
+    expected = trained(lambda opt: opt, [1.0, 1.0], "apply_gradients")
+    assert trained(_wrapped, [1.0, math.inf, 1.0], by) == expected
     # The first variable shrank by half in each of two steps; the second one moved by the gradients alone.
-    assert abs(ends[1][0][1]) < 1
-    assert ends[1][1][1] > 3.5
+    assert abs(expected[0][1]) < 1
+    assert expected[1][1] > 3.5
 
 
 @_needs_addons
@@ -147,35 +107,6 @@ def test_wrapper_inside_one_that_calls_its_steps_warns_that_nothing_scales_the_l
 
 
 @_needs_addons
-def test_sparse_gradients_reach_lazy_adam_sparse() -> None:
-    addons = load("tensorflow_addons")
-    ends = []
-    for is_wrapped in (False, True):
-        opt: Any = addons.optimizers.LazyAdam(0.125)
-        opt = tfmp.LossScaleOptimizer(opt, initial_scale=SCALE) if is_wrapped else opt
-        table = tf.Variable(tf.ones([4, 2]))
-
-        @tf.function
-        def step(
-            rows: tf.Tensor, factor: tf.Tensor, opt: Any = opt, table: Any = table, scales: Any = is_wrapped
-        ) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.gather(table, rows) ** 2) * factor
-                loss = opt.get_scaled_loss(loss) if scales else loss
-            grads = tape.gradient(loss, [table])
-            opt.apply_gradients(zip(opt.get_unscaled_gradients(grads) if scales else grads, [table], strict=True))
-
-        for rows, factor in (([0, 1], 1.0), ([1, 2], math.inf), ([1, 1], 1.0), ([0, 2], 1.0)):
-            if is_wrapped or not math.isinf(factor):
-                step(tf.constant(rows), tf.constant(factor))
-        ends.append([table.numpy(), opt.get_slot(table, "m").numpy(), opt.get_slot(table, "v").numpy()])
-    for found, expected in zip(ends[1], ends[0], strict=True):
-        np.testing.assert_array_equal(found, expected)
-    # LazyAdam leaves the rows alone that no gradient is for.
-    assert ends[1][0][3].tolist() == [1, 1]
-
-
-@_needs_addons
 def test_averages_are_assigned_by_the_inner_optimizer() -> None:
     case = CASES["Addons: SWA"]
     bare = train(case, None, factors=factors(0.0), compiled=True)
@@ -196,3 +127,33 @@ def test_optimizer_of_the_other_copy_of_keras_is_named_in_the_error(of_model: st
     opt = tfmp.LossScaleOptimizer(load(of_optimizer).optimizers.legacy.Adam())
     with pytest.raises(ValueError, match=f"interpret optimizer.*LossScaleOptimizer.Adam of {of_optimizer},"):
         model.compile(opt, "mse")
+
+
+@_needs_models
+@pytest.mark.filterwarnings("default")
+def test_trainer_of_models_scales_the_loss_as_for_keras_own_wrapper() -> None:
+    base_task, base_trainer = (load(f"official.core.{name}") for name in ("base_task", "base_trainer"))
+    config_definitions, case = load("official.core.config_definitions"), CASES["TF-models: adamw, clipped"]
+
+    class Task(base_task.Task):  # type: ignore[name-defined, misc] # TF-models may be missing
+        def build_inputs(self, params: Any, input_context: Any = None) -> Any:
+            raise NotImplementedError
+
+        def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+            return tf.reduce_mean(tf.square(model_outputs - labels))
+
+    def trained(wrap: Callable[[Any], Any], targets: Sequence[float]) -> tuple[list[np.ndarray], Any]:
+        x, y = np.ones([len(targets), 8, 3], np.float32), np.repeat(np.float32(targets), 8).reshape(-1, 8, 1)
+        model = model_for(load("keras"))
+        opt = wrap(case.make(load(case.library), load(case.keras), model))
+        config = config_definitions.ExperimentConfig(trainer=config_definitions.TrainerConfig())
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        trainer = base_trainer.Trainer(config, Task(config.task), model, opt, evaluate=False, train_dataset=data)
+        trainer.train(tf.constant(len(targets)))
+        return [weight.numpy() for weight in model.weights], opt
+
+    bare, _ = trained(lambda opt: opt, [1.0, 2.0, 3.0, 4.0])
+    found, opt = trained(_wrapped, [1.0, 2.0, math.inf, 3.0, 4.0])
+    for one, other in zip(found, bare, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (int(opt.applied_steps), int(opt.skipped_steps), float(opt.loss_scale)) == (4, 1, SCALE / 2)

@@ -4,36 +4,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras2_suite as suite
 import numpy as np
 import pytest
-import table
+import suite
 import tensorflow as tf
 
 import tfmp
-from benchmarks.legacy_optimizers import load
 
-pytest.importorskip(
-    "tensorflow_probability",
-    reason="needs tensorflow-probability, which the tox environment works_with_keras2 installs",
-)
-tfp = load("tensorflow_probability")
+tfp = suite.library("tensorflow_probability")
 keras = suite.keras_of(tfp.layers.DenseFlipout)
 
-LIBRARY = table.Library(
-    name="TensorFlow Probability",
-    distribution="tensorflow-probability",
-    beside=["keras", "tf_keras", "tensorflow"],
-    write='`tfmp.set_precision(model, "O2", keep_float32=["parameters", "output", "variational"])`: the '
-    "`DistributionLambda`, the layer before it, and all layers whose weights are distributions",
-    limits="`DenseFlipout`, `DenseReparameterization` and `DenseVariational` fail in float16, with any wrapper: they "
-    "convert their inputs to the type of their variables, or draw weights in another one. A `DistributionLambda` "
-    "computes likelihoods in the type of its parameters: keep it in float32, and name the layers so that you can. "
-    "`check_precision` draws weights anew in each run, so what it says of layers behind a distribution of weights is "
-    "about other weights.",
-)
-
-pytestmark = [pytest.mark.works_with(LIBRARY), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.works_with("TensorFlow Probability"), pytest.mark.filterwarnings("default")]
 
 _ROWS = 16
 
@@ -83,10 +64,7 @@ def _variational() -> Any:
 #: The layers after the first, and whether the model returns a distribution.
 _LAYERS: dict[str, tuple[Callable[[], list[Any]], bool]] = {
     "DistributionLambda": (
-        lambda: [
-            keras.layers.Dense(2, name="parameters"),
-            tfp.layers.DistributionLambda(_distribution, name="output"),
-        ],
+        lambda: [keras.layers.Dense(2, name="parameters"), tfp.layers.DistributionLambda(_distribution, name="output")],
         True,
     ),
     "DenseFlipout": (lambda: [_flipout(), keras.layers.Dense(1, name="parameters")], False),
@@ -104,8 +82,7 @@ def _subject_of(model: str) -> suite.Subject:
     kernel = rng.normal(size=(8, 1)).astype(np.float32)
     layers, is_distribution = _LAYERS[model]
 
-    def make() -> Any:
-        keras.utils.set_random_seed(1)
+    def build() -> Any:
         return keras.Sequential([keras.Input([8]), keras.layers.Dense(32, "relu", name="hidden"), *layers()])
 
     def batch() -> tuple[tf.Tensor, tf.Tensor]:
@@ -123,7 +100,7 @@ def _subject_of(model: str) -> suite.Subject:
     lacks = set() if is_distribution else {"check", "recompute", "resume"}
     return suite.Subject(
         keras=keras,
-        make=make,
+        build=build,
         optimizer=lambda: keras.optimizers.Adam(1e-2),
         batches=suite.four_in_turn(batch),
         loss=loss,
@@ -138,13 +115,3 @@ def _subject_of(model: str) -> suite.Subject:
 class TestProbability(suite.Suite):
     models, subject = tuple(_LAYERS), staticmethod(_subject_of)
     test_overflow_on_the_second_replica_is_skipped_on_both = None
-
-
-@pytest.mark.feature("O1, O2")
-@pytest.mark.parametrize("model", ["DenseFlipout", "DenseVariational"])
-def test_distributions_of_weights_fail_in_float16_by_themselves(model: str) -> None:
-    """If this fails, the library has mended them, and they need not be kept in float32 any more."""
-    made = _subject_of(model).make()
-    tfmp.set_precision(made, "O2")
-    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match=r"variational|dtype|type"):
-        made(tf.ones([2, 8]))

@@ -5,49 +5,30 @@ import functools
 import math
 from typing import Any
 
-import keras2_suite as suite
 import numpy as np
 import pytest
-import table
+import suite
 import tensorflow as tf
 
 import tfmp
-from benchmarks.legacy_optimizers import load
 
-pytest.importorskip("official", reason="needs tf-models-official, which the tox environment works_with_keras2 installs")
-encoders, models = load("official.nlp.modeling.networks"), load("official.nlp.modeling.models")
-backbones, vision = load("official.vision.modeling.backbones"), load("official.vision.modeling.classification_model")
-optimization, orbit = load("official.modeling.optimization"), load("orbit")
+encoders, models = suite.library("official.nlp.modeling.networks"), suite.library("official.nlp.modeling.models")
+backbones, vision = (
+    suite.library("official.vision.modeling.backbones"),
+    suite.library("official.vision.modeling.classification_model"),
+)
+optimization, orbit = suite.library("official.modeling.optimization"), suite.library("orbit")
 keras = suite.keras_of(models.BertClassifier)
 
-LIBRARY = table.Library(
-    name="TF-models",
-    distribution="tf-models-official",
-    beside=["keras", "tf_keras", "tensorflow"],
-    write='`with tfmp.precision("O2"):` around what makes the model, and '
-    "`tfmp.LossScaleOptimizer(factory.build_optimizer(...))`",
-    limits="`TransformerEncoderBlock` computes its normalization in float32, and adds float32 to what it returns: in a "
-    'model that exists, write `set_precision(model, "O2", keep_float32=[".*layer_norm"])`. What '
-    "`check_precision` finds in a float32 model keeps these blocks as a whole. Do not pass "
-    "`configure_optimizer` a type: it puts Keras' own wrapper around the optimizer.",
-)
-
-pytestmark = [pytest.mark.works_with(LIBRARY), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.works_with("TF-models"), pytest.mark.filterwarnings("default")]
 
 _ROWS, _LENGTH, _WORDS, _CLASSES, _PIXELS = 8, 10, 50, 4, 16
 
 
 def _bert() -> Any:
-    encoder = encoders.BertEncoder(
-        vocab_size=_WORDS,
-        hidden_size=32,
-        num_layers=2,
-        num_attention_heads=4,
-        max_sequence_length=16,
-        inner_dim=64,
-        dropout_rate=0.0,
-        attention_dropout_rate=0.0,
-    )
+    sizes = {"vocab_size": _WORDS, "hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "inner_dim": 64}
+    no_dropout = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    encoder = encoders.BertEncoder(**sizes, **no_dropout, max_sequence_length=16)
     return models.BertClassifier(encoder, num_classes=_CLASSES, dropout_rate=0.0)
 
 
@@ -67,13 +48,11 @@ def _batch(model: str, rng: np.random.Generator) -> tuple[Any, tf.Tensor]:
 
 
 def _optimizer(rate: float, clip_norm: float = 1.0) -> Any:
+    decay = {"initial_learning_rate": rate, "decay_steps": 2 * suite.STEPS, "end_learning_rate": 0.0}
     config = optimization.OptimizationConfig(
         {
             "optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.01, "gradient_clip_norm": clip_norm}},
-            "learning_rate": {
-                "type": "polynomial",
-                "polynomial": {"initial_learning_rate": rate, "decay_steps": 2 * suite.STEPS, "end_learning_rate": 0.0},
-            },
+            "learning_rate": {"type": "polynomial", "polynomial": decay},
             "warmup": {"type": "linear", "linear": {"warmup_steps": 2}},
         }
     )
@@ -92,13 +71,9 @@ def _subject_of(model: str) -> suite.Subject:
     rng, is_bert = np.random.default_rng(0), model == "bert"
     blocks = r"bert_encoder.*/transformer/layer_\d" if is_bert else "res_net.*/residual_block.*"
 
-    def make() -> Any:
-        keras.utils.set_random_seed(1)
-        return _bert() if is_bert else _resnet()
-
     return suite.Subject(
         keras=keras,
-        make=make,
+        build=_bert if is_bert else _resnet,
         # Batch normalization over 8 images amplifies what float16 rounds, the more so the longer the steps are.
         optimizer=lambda: _optimizer(2e-3 if is_bert else 2e-4),
         batches=suite.four_in_turn(lambda: _batch(model, rng)),
@@ -144,37 +119,34 @@ def test_check_of_the_float32_model_finds_what_must_be_kept() -> None:
     assert math.isfinite(float(_loss(model, subject.batches[0])))
 
 
-class _Loop(orbit.StandardTrainer):  # type: ignore[misc, name-defined] # the library may be missing
-    """A trainer of orbit that scales the loss by a `GradScaler`."""
+class _Trainer(orbit.StandardTrainer):  # type: ignore[misc, name-defined] # the library may be missing
+    """A trainer of orbit that scales the loss as for Keras' own wrapper."""
 
-    def __init__(self, subject: suite.Subject, factors: list[float]) -> None:
+    def __init__(self, loop: suite.Loop, subject: suite.Subject, factors: list[float]) -> None:
         pairs = [(*batch, factor) for batch, factor in zip(subject.batches, factors, strict=False)]
         data = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *each: tf.stack(each), *pairs))
         super().__init__(data)
-        self.model, self.optimizer = subject.at("O2"), subject.optimizer()
-        self.scaler = tfmp.GradScaler(suite.SCALE)
+        self.model, self.optimizer = loop.model, loop.optimizer
         self.global_step = orbit.utils.create_global_step()
 
     def train_step(self, iterator: Any) -> None:
         x, y, factor = next(iterator)
-        variables = self.model.trainable_variables
+        variables, opt = self.model.trainable_variables, self.optimizer
         with tf.GradientTape() as tape:
-            loss = self.scaler.scale(_loss(self.model, (x, y)) * factor)
-        self.scaler.step(self.optimizer, zip(tape.gradient(loss, variables), variables, strict=True))
-        self.scaler.update()
+            loss = opt.get_scaled_loss(_loss(self.model, (x, y)) * factor)
+        grads = opt.get_unscaled_gradients(tape.gradient(loss, variables))
+        opt.apply_gradients(zip(grads, variables, strict=True))
         self.global_step.assign_add(1)
 
 
 @pytest.mark.feature("overflow", "bert")
-def test_orbits_trainer_with_a_grad_scaler_trains_as_the_wrapper_does() -> None:
-    subject = _subject_of("bert")
-    factors = [1.0, 1.0, math.inf, 1.0]
-    trainer = _Loop(subject, factors)
+def test_orbits_trainer_trains_as_a_loop_does() -> None:
+    subject, factors = _subject_of("bert"), [1.0, 1.0, math.inf, 1.0]
+    loop, given = subject.loop(), subject.loop()
+    trainer = _Trainer(given, subject, factors)
     orbit.Controller(trainer=trainer, global_step=trainer.global_step, steps_per_loop=2).train(steps=4)
-    loop = subject.loop()
     for batch, factor in zip(subject.batches, factors, strict=False):
         loop(batch, factor)
-    assert float(trainer.scaler.get_scale()) == loop.counts[2] == suite.SCALE / 2
-    assert int(trainer.optimizer.iterations) == 3
-    for found, expected in zip(trainer.model.trainable_variables, loop.model.trainable_variables, strict=True):
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-6, atol=1e-7)
+    assert given.counts == loop.counts == (3, 1, suite.SCALE / 2)
+    for found, expected in zip(given.state, loop.state, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
