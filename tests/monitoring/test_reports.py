@@ -210,7 +210,6 @@ _NO_MANAGER = "manager must be a tfmp.LossScaleManager, or a tfmp.LossScaleOptim
         ([_CALLBACK, _HOOK], {"on_stuck": "hold"}, ValueError, '"warn", "raise" or "stop", got \'hold\'.'),
         ([_CALLBACK, _HOOK], {"stuck_after": 0}, ValueError, f"stuck_after {_COUNT} 0."),
         ([_CALLBACK, _HOOK], {"every_n_steps": 0}, ValueError, f"every_n_steps {_COUNT} 0."),
-        ([_CALLBACK, _HOOK], {"ranges_every_n_steps": 0}, ValueError, f"ranges_every_n_steps {_COUNT} 0."),
         ([_CALLBACK, _HOOK], {"ranges_every_n_steps": "9"}, TypeError, "must be a number, got '9' of type str."),
         ([_CALLBACK], {"gradient_norm": 0}, TypeError, "gradient_norm must be True or False, got 0"),
         ([_CALLBACK], {"ranges_batch": ([1.0], [1.0])}, ValueError, "every ranges_every_n_steps steps: pass that, too"),
