@@ -4,14 +4,18 @@ They run with every supported Keras. What optimizers need of them is in the test
 """
 
 import contextlib
+import sys
+import types
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from kerases import for_every_keras
 
 from tfmp.hosts.keras import internals
+from tfmp.hosts.keras.which import keras_of
 
 
 def _functional(keras: ModuleType, **kwargs: Any) -> Any:
@@ -139,24 +143,20 @@ def test_constructor_of_models_of_keras3_sets_a_known_attribute_first(keras: Mod
 
 
 @for_every_keras()
-def test_policy_is_put_into_a_layer_and_nothing_else_changes(keras: ModuleType) -> None:
+def test_policy_is_put_into_a_layer_and_in_keras3_may_have_variables_of_another_type(keras: ModuleType) -> None:
     is_keras2 = keras.__version__.startswith("2.")
     layer = keras.layers.Dense(2)
     policies = keras.mixed_precision if is_keras2 else keras.dtype_policies
     policy = getattr(policies, "Policy" if is_keras2 else "DTypePolicy")("mixed_float16")
     before = internals.dtype_policy(layer)
-    internals.put_dtype_policy(keras, layer, policy)
-    assert internals.dtype_policy(layer) is policy
-    assert layer.compute_dtype == "float16"
-    internals.put_dtype_policy(keras, layer, before)
-    assert layer.compute_dtype == "float32"
-
-
-@for_every_keras("keras3")
-def test_policy_of_keras3_may_have_variables_of_another_type(keras: ModuleType) -> None:
-    policy = internals.policy_with_variables_in(keras, "float32", "float16")
-    assert (policy.compute_dtype, policy.variable_dtype) == ("float32", "float16")
-    assert keras.DTypePolicy("float32").variable_dtype == "float32"
+    for put, dtype in ((policy, "float16"), (before, "float32")):
+        internals.put_dtype_policy(keras, layer, put)
+        assert internals.dtype_policy(layer) is put
+        assert layer.compute_dtype == dtype
+    if not is_keras2:
+        policy = internals.policy_with_variables_in(keras, "float32", "float16")
+        assert (policy.compute_dtype, policy.variable_dtype) == ("float32", "float16")
+        assert keras.DTypePolicy("float32").variable_dtype == "float32"
 
 
 @for_every_keras("keras2", "tf_keras")
@@ -205,3 +205,12 @@ def test_loss_of_a_function_takes_weights_of_examples(keras: ModuleType) -> None
     assert isinstance(loss, keras.losses.Loss)
     found = loss(tf.zeros([2, 1]), tf.constant([[1.0], [2.0]]), sample_weight=tf.constant([2.0, 1.0]))
     assert float(found) == 2
+
+
+@pytest.mark.parametrize("version", ["", "3.15.1"])
+def test_package_that_only_has_the_name_of_keras_has_no_objects(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("keras")
+    vars(package)["__version__"] = version
+    monkeypatch.setitem(sys.modules, "keras", package)
+    monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
+    assert keras_of(object(), "layers.Layer") is None
