@@ -1,7 +1,9 @@
-"""Ways to run code in a scope, and what tests compare: the results in the scope with those of plain code."""
+"""Ways and cases of code that runs in a scope, and what tests compare: its results with those of plain code."""
 
+import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,3 +59,83 @@ def assert_no_scope_is_open() -> None:
     """Assert that all scopes were left, and act no more."""
     assert (hooks.open_scopes._count, state._thread.scopes) == (0, [None])
     assert (matrix() @ matrix()).dtype == tf.float32
+
+
+_TOLERANCES = {"float16": 4e-3, "bfloat16": 4e-2}
+
+
+class Case(NamedTuple):
+    """What is computed of which inputs.
+
+    Attributes:
+        compute: Takes the inputs.
+        inputs: Each is a letter of `INPUTS` before a shape, whose sizes are digits.
+        results: The types of the results, with H for the type of autocast, and F for float32.
+        in_bfloat16: The types of the results where they are others in bfloat16.
+    """
+
+    compute: Callable[..., Any]
+    inputs: str
+    results: str
+    in_bfloat16: str | None = None
+
+
+#: An activation; one that is the result of a product in the scope; large logits, which are, too; labels; activations of
+#: other types; and a weight, one that does not train, and one in half precision.
+INPUTS: dict[str, Callable[[np.ndarray], Any]] = {
+    "x": tf.constant,
+    "h": tf.constant,
+    "l": lambda array: tf.constant(8 * array),
+    "o": lambda array: tf.one_hot(tf.argmax(array, 1), array.shape[1]),
+    "d": functools.partial(tf.constant, dtype=tf.float64),
+    "b": functools.partial(tf.constant, dtype=tf.bfloat16),
+    "w": tf.Variable,
+    "u": functools.partial(tf.Variable, trainable=False),
+    "v": functools.partial(tf.Variable, dtype=tf.float16),
+}
+
+
+def values_of(case: Case, plain: bool = False) -> list[Any]:
+    """Return inputs that half precision does not round; for plain code, all are in float32."""
+    random = np.random.default_rng(3)
+    found = []
+    for kind, *shape in case.inputs.split():
+        size = [*map(int, shape)]
+        array = np.float32(random.integers(1, 8, size) * random.choice([-1, 1], size) / 8)
+        found.append(INPUTS[{"d": "x", "b": "x", "v": "w"}.get(kind, kind) if plain else kind](array))
+    return found
+
+
+def compute_case(case: Case, scope: Any, values: list[Any], *activations: tf.Tensor) -> tuple[list[Any], list[Any]]:
+    """Compute a case of the activations, and of the weights among the values; return results and gradients."""
+    left = iter(activations)
+    sources = [value if isinstance(value, tf.Variable) else next(left) for value in values]
+    with tf.GradientTape() as tape:
+        tape.watch(activations)
+        with scope:
+            given = [
+                x @ np.eye(x.shape[-1], dtype=np.float32) if kind in "hl" else tf.stop_gradient(x) if kind == "o" else x
+                for x, (kind, *_) in zip(sources, case.inputs.split(), strict=True)
+            ]
+            results = list(tf.nest.flatten(case.compute(*given)))[: len(case.results.split())]
+        floats = [tf.cast(each, tf.float64) for each in results if each.dtype.is_floating]
+        # Weighted, since the sum of a softmax has no gradient.
+        losses = [tf.tensordot(tf.reshape(each, [-1]), np.cos(np.arange(np.prod(each.shape))), 1) for each in floats]
+    return results, tape.gradient(losses, sources) if losses else []
+
+
+def assert_case(case: Case, dtype: str, results: list[Any], grads: list[Any]) -> None:
+    expected = case.in_bfloat16 if dtype == "bfloat16" and case.in_bfloat16 else case.results
+    assert types(results) == [{"H": dtype, "F": "float32"}.get(each, each) for each in expected.split()]
+    values = values_of(case, plain=True)
+    known, known_grads = compute_case(case, contextlib.nullcontext(), values, *activations(values))
+    for one, other in zip([*results, *grads], [*known, *known_grads[: len(grads)]], strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            found, wanted = (np.float32(tf.convert_to_tensor(each)) for each in (one, other))
+            scale = max(1.0, float(np.abs(wanted).max()))
+            np.testing.assert_allclose(found, wanted, rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype] * scale)
+
+
+def activations(values: list[Any]) -> list[tf.Tensor]:
+    return [value for value in values if not isinstance(value, tf.Variable)]

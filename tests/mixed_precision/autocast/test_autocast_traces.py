@@ -77,11 +77,9 @@ def _half() -> tf.Tensor:
 _CASTS: dict[str, Callable[[tf.Tensor, tf.Variable], Any]] = {
     "sum": lambda x, w: tf.reduce_sum(x),
     "quotient": lambda x, w: x / w,
-    "quotient of a variable": lambda x, w: w / x,
     "sum with a variable": lambda x, w: x + w,
     "exp": lambda x, w: tf.exp(x),
     "moments": lambda x, w: tf.nn.moments(x, [0])[0],
-    "weighted moments": lambda x, w: tf.nn.weighted_moments(x, [0], tf.cast(w, tf.float16))[0],
     "softmax loss": lambda x, w: tf.nn.softmax_cross_entropy_with_logits(x, x),
     "sparse softmax loss": lambda x, w: tf.nn.sparse_softmax_cross_entropy_with_logits([0], x),
     "branch": lambda x, w: tf.cond(tf.constant(True), lambda: tf.exp(x), lambda: x),
@@ -128,14 +126,10 @@ def test_functions_without_anything_to_cast_may_be_traced_within_a_scope() -> No
         y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y + i), [0, y])[1]
         return tf.reduce_sum(tf.linalg.matvec([[1, 2], [3, 4]], y))
 
-    @tf.function
-    def copies(x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tf.concat([x, x], 0), [-1])
-
+    copies = tf.function(lambda x: tf.reshape(tf.concat([x, x], 0), [-1]))
     with tfmp.autocast():
+        assert types([copies(matrix()), copies(tf.cast(matrix(), tf.float16))]) == ["float32", "float16"]
         assert int(integers(tf.constant([1, 2]))) == 4 * 3 + 6 * 5
-        assert (copies(matrix()).dtype, copies(tf.cast(matrix(), tf.float16)).dtype) == (tf.float32, tf.float16)
-    assert int(integers(tf.constant([1, 2]))) == 4 * 3 + 6 * 5
 
 
 def test_function_whose_scope_is_inside_may_be_traced_within_another() -> None:
@@ -177,45 +171,11 @@ def test_scope_makes_no_further_traces() -> None:
         return x @ x * times
 
     for _ in range(3):
-        assert square(matrix()).dtype == tf.float16
+        found = [square(matrix())]
         with tfmp.autocast("bfloat16"):
-            assert square(matrix(), times=2).dtype == tf.float16
+            found.append(square(matrix(), times=2))
+        assert types(found) == ["float16", "float16"]
     assert traced == [([2, 2], 1), ([2, 2], 2)]
-    assert types([square(tf.ones([size, size])) for size in (3, 4, 5)]) == ["float16"] * 3
-    assert len(traced) <= 4
-
-
-def test_function_with_a_signature_is_traced_in_its_scope() -> None:
-    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([], tf.int32)])
-    @tfmp.autocast()
-    def forward(x: tf.Tensor, count: tf.Tensor) -> dict[str, tf.Tensor]:
-        y = tf.matmul(x, x, transpose_b=True)
-        return {"y": y, "mean": tf.reduce_mean(y), "count": count + 1}
-
-    concrete = forward.get_concrete_function()
-    found = [concrete.structured_outputs, forward(matrix(), tf.constant(2)), concrete(x=matrix(), count=tf.constant(2))]
-    assert [types([each["y"], each["mean"], each["count"]]) for each in found] == [["float16", "float32", "int32"]] * 3
-    assert _of_ops(forward) == [("MatMul", "float16"), ("Mean", "float32"), ("AddV2", "int32")]
-    with tfmp.autocast("bfloat16"):
-        assert concrete(x=matrix(), count=tf.constant(2))["y"].dtype == tf.float16
-
-
-def test_function_makes_its_variables_in_its_scope() -> None:
-    class Dense(tf.Module):
-        w: tf.Variable | None = None
-
-        @tf.function
-        @tfmp.autocast()
-        def __call__(self, x: tf.Tensor) -> tf.Tensor:
-            if self.w is None:
-                self.w = tf.Variable(tf.ones([x.shape[-1], 3]))
-            return x @ self.w
-
-    dense = Dense()
-    assert dense(matrix()).dtype == tf.float16
-    assert dense.w is not None
-    assert dense.w.dtype == tf.float32
-    assert dense(matrix()).numpy().tolist() == [[3] * 3, [7] * 3]
 
 
 def test_functions_that_run_eagerly_run_in_the_scope() -> None:
@@ -257,15 +217,6 @@ def test_saved_model_keeps_the_types(tmp_path: Path) -> None:
         assert loaded(matrix())["y"].dtype == tf.float16
 
 
-def test_save_within_a_scope_is_refused_for_functions_without_one(tmp_path: Path) -> None:
-    model = tf.Module()
-    model.square = tf.function(_square, input_signature=[tf.TensorSpec([None, 2])])
-    with tfmp.autocast(), pytest.raises(RuntimeError, match=_REFUSED):
-        tf.saved_model.save(model, str(tmp_path / "refused"))
-    tf.saved_model.save(model, str(tmp_path / "saved"))
-    assert tf.saved_model.load(str(tmp_path / "saved")).square(matrix()).dtype == tf.float32
-
-
 def test_map_of_a_data_set_has_a_scope_of_its_own() -> None:
     data = tf.data.Dataset.from_tensors(matrix())
     mapped = data.map(tfmp.autocast()(lambda x: (x @ x, tf.reduce_sum(x))), num_parallel_calls=2)
@@ -273,7 +224,7 @@ def test_map_of_a_data_set_has_a_scope_of_its_own() -> None:
     with tfmp.autocast():
         assert [[each.dtype.name for each in element] for element in mapped] == [["float16", "float32"]]
         assert [int(each) for each in tf.data.Dataset.range(3).map(lambda x: x * 2)] == [0, 2, 4]
-        assert data.batch(1).prefetch(1).take(1).element_spec.dtype == tf.float32
+        assert types([x @ x for x in data.shuffle(4).batch(1).prefetch(1)]) == ["float16"]
         # The function is traced for this data set alone.
         assert data.map(_square).element_spec.dtype == tf.float16
     assert data.map(_square).element_spec.dtype == tf.float32
@@ -283,31 +234,15 @@ def _rows() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(np.ones([4, 2, 2], np.float32))
 
 
-def test_data_set_is_read_in_a_scope() -> None:
-    data = _rows().map(lambda x: x / 2.0)
-    with tfmp.autocast():
-        assert types([x @ x for x in data.shuffle(4).batch(2)]) == ["float16"] * 2
-        iterator = iter(data)
-        assert (next(iterator) @ next(iterator)).dtype == tf.float16
-
-
 def test_loops_over_data_run_with_a_scope_inside_and_around() -> None:
     w = tf.Variable(tf.ones([2, 2]))
 
     @tf.function
     @tfmp.autocast()
-    def of_data(data: tf.data.Dataset) -> tf.Tensor:
+    def summed(data: Any, iterator: Any) -> tf.Tensor:
         total = 0.0
         for x in data:
-            total += tf.reduce_mean(x @ w)
-        return total
-
-    @tf.function
-    @tfmp.autocast()
-    def of_iterator(iterator: Any) -> tf.Tensor:
-        total = 0.0
-        for _ in tf.range(4):
-            total += tf.reduce_mean(next(iterator) @ w)
+            total += tf.reduce_mean(x @ w) + tf.reduce_mean(next(iterator) @ w)
         return total
 
     @tf.function
@@ -320,7 +255,7 @@ def test_loops_over_data_run_with_a_scope_inside_and_around() -> None:
             total += loss
         return total
 
-    assert float(of_data(_rows())) == float(of_iterator(iter(_rows()))) == 8
+    assert float(summed(_rows(), iter(_rows()))) == 8 + 8
     assert float(trained(_rows())) == 2 + 1.875 + 1.75 + 1.625
 
 
@@ -350,20 +285,6 @@ def test_python_functions_run_outside_of_the_scope_or_return_their_types(way: Wa
         assert (result.dtype, result.numpy().tolist()) == (tf.float32, _PRODUCT)
 
 
-def test_init_scope_within_a_scope_is_eager_code_in_it() -> None:
-    found = []
-
-    @tf.function
-    @tfmp.autocast()
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        with tf.init_scope():
-            found.append((tf.executing_eagerly(), (matrix() @ matrix()).dtype.name))
-        return x @ x
-
-    assert forward(matrix()).dtype == tf.float16
-    assert found == [(True, "float16")]
-
-
 def test_gradient_of_a_function_that_was_traced_outside_is_computed_in_a_scope() -> None:
     w = tf.Variable(matrix())
     square = tf.function(lambda x: tf.reduce_sum(tf.exp(x @ w * 0.0)))
@@ -377,11 +298,9 @@ def test_gradient_of_a_function_that_was_traced_outside_is_computed_in_a_scope()
 
 
 def test_scope_and_graph_are_entered_in_either_order() -> None:
-    with tfmp.autocast():
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            value = session.run(tf.constant([[2.0]]) @ tf.constant([[3.0]]))
-        assert (value.dtype.name, value.tolist()) == ("float16", [[6]])
-        assert (matrix() @ matrix()).dtype == tf.float16
+    with tfmp.autocast(), tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        value = session.run(tf.constant([[2.0]]) @ tf.constant([[3.0]]))
+    assert (value.dtype.name, value.tolist()) == ("float16", [[6]])
     with tf.Graph().as_default():
         with tfmp.autocast():
             inside = matrix() @ matrix()
