@@ -90,15 +90,6 @@ def test_exported_step_rounds_as_the_optimizer_does(tmp_path: Path) -> None:
         assert one.numpy().tobytes() == other.numpy().tobytes()
 
 
-def test_weights_of_float32_state_are_taken_over(tmp_path: Path) -> None:
-    saved = _loaded_from_keras_file(fitted(_model(wrap(keras.optimizers.Adam(0.125))), 2), tmp_path)
-    half = _model(wrap(adam(keras)))
-    half.optimizer.build(half.trainable_variables)
-    half.optimizer.set_weights([variable.numpy() for variable in saved.optimizer.variables])
-    for one, other in zip(half.optimizer.variables, saved.optimizer.variables, strict=True):
-        np.testing.assert_allclose(np.float64(one.numpy()), np.float64(other.numpy()), rtol=2.0**-8)
-
-
 class _Mine(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
     pass
 
@@ -126,13 +117,3 @@ def test_configuration_makes_an_equal_optimizer(make: Any, settings: dict[str, A
         assert each.get_config() == opt.get_config()
         assert (each.name, each.weight_decay, type(each)) == (opt.name, opt.weight_decay, type(opt))
         assert slot_types(each) == slot_types(opt)
-
-
-def test_legacy_file_is_loaded(tmp_path: Path) -> None:
-    trained = fitted(dense_model(keras, adam(keras), loss=keras.losses.MeanSquaredError(), jit_compile=False))
-    trained.save(tmp_path / "half.h5")
-    loaded = keras.saving.load_model(tmp_path / "half.h5")
-    for one, other in zip(loaded.weights, trained.weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    # Keras builds the loaded optimizer without weights, whichever it is: it has to be compiled anew to train.
-    assert loaded.optimizer.get_config() == trained.optimizer.get_config()
