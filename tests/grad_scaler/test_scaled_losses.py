@@ -42,45 +42,24 @@ class _Training:
     def loss(self, data: Any = 3.0) -> tf.Tensor:
         return tf.reduce_sum(self.weight * self.weight) * data
 
+    def grads(self, data: Any = 3.0) -> list[tf.Tensor]:
+        """Return the gradients of the scaled loss."""
+        with tf.GradientTape() as tape:
+            scaled = self.scaler.scale(self.loss(data))
+        return list(tape.gradient(scaled, [self.weight]))
+
     def step(self, grads: Any, unscales: bool = True) -> None:
         if unscales:
             grads, line = self.scaler.unscale(self.optimizer, grads), _here()
-        else:
-            line = _next_line(_here())
-        self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True))
+        _, last_line = self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True)), _here()
         self.scaler.update()
         if tf.executing_eagerly():
             # In eager code only the line that calls the scaler is known.
-            self.line = line
-
-
-def _next_line(line: str) -> str:
-    file, number = line.split(":")
-    return f"{file}:{int(number) + 1}"
+            self.line = line if unscales else last_line
 
 
 def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == "tfmp"]
-
-
-@IN_BOTH_WAYS
-@pytest.mark.parametrize("unscales", [True, False])
-def test_loss_that_was_never_scaled_gives_one_warning_with_the_line(
-    way: str, unscales: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = _Training()
-
-    @tf.autograph.experimental.do_not_convert  # the lines would be those of the converted code
-    def iterate(data: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = training.loss(data)
-        grads, training.line = tape.gradient(loss, [training.weight]), _here()
-        training.step(grads, unscales)
-
-    run = WAYS[way](iterate)
-    for _ in range(3):
-        run(tf.constant(3.0))
-    assert _messages(caplog) == [f"{training.line}: {_NEVER}"]
 
 
 @pytest.mark.graph
@@ -98,26 +77,33 @@ def test_warning_in_a_tf1_graph_names_the_line_of_the_gradients(
     assert _messages(caplog) == [f"{line}: {message}"]
 
 
-@pytest.mark.parametrize("way", ["function", "xla"])
-@pytest.mark.parametrize("is_fixed", [False, True], ids=["exponential", "fixed"])
+@pytest.mark.parametrize(
+    ("scales", "way", "is_fixed", "unscales"),
+    [
+        *((False, way, False, unscales) for way in ("eager", "function") for unscales in (True, False)),
+        # In eager code, nothing tells whose gradients they are.
+        *((True, way, is_fixed, True) for way in ("function", "xla") for is_fixed in (True, False)),
+    ],
+)
 @pytest.mark.parametrize("clips", [True, False])
-def test_differentiating_the_unscaled_loss_next_to_a_scaled_one_gives_a_warning(
-    clips: bool, is_fixed: bool, way: str, caplog: pytest.LogCaptureFixture
+def test_gradients_of_an_unscaled_loss_give_one_warning_with_the_line(
+    clips: bool, scales: bool, way: str, is_fixed: bool, unscales: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = _Training(is_fixed)
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # the lines would be those of the converted code
     def iterate(data: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = training.loss(data)
-            training.scaler.scale(loss)
+            if scales:
+                training.scaler.scale(loss)
         grads, training.line = tape.gradient(loss, [training.weight]), _here()
-        training.step(tfmp.clip_by_norm(grads, 1e6) if clips else grads)
+        training.step(tfmp.clip_by_norm(grads, 1e6) if clips else grads, unscales)
 
     run = WAYS[way](iterate)
-    for _ in range(2):
+    for _ in range(3):
         run(tf.constant(3.0))
-    assert _messages(caplog) == [f"{training.line}: {_OTHER}"]
+    assert _messages(caplog) == [f"{training.line}: {_OTHER if scales else _NEVER}"]
 
 
 def _of_scaled(make: Callable[[_Training, tf.Tensor], tf.Tensor], unscales: bool = True) -> Callable[..., None]:
@@ -138,19 +124,9 @@ def _penalty(training: _Training, data: tf.Tensor) -> tf.Tensor:
     return training.scaler.scale(loss + tf.reduce_sum(grad * grad))
 
 
-def _by_hand_beside_another(training: _Training, data: tf.Tensor) -> tf.Tensor:
-    loss = training.loss(data)
-    training.scaler.scale(loss)
-    return loss * training.scaler.loss_scale
-
-
-def _in_a_loop(training: _Training, data: tf.Tensor) -> tf.Tensor:
-    _, scaled = tf.while_loop(
-        lambda count, _: count < 2,
-        lambda count, total: (count + 1, total + training.scaler.scale(training.loss(data))),
-        [tf.constant(0), tf.constant(0.0)],
-    )
-    return scaled
+def _in_a_loop(t: _Training, data: tf.Tensor) -> tf.Tensor:
+    body = lambda count, total: (count + 1, total + t.scaler.scale(t.loss(data)))  # noqa: E731
+    return tf.while_loop(lambda count, _: count < 2, body, [tf.constant(0), tf.constant(0.0)])[1]
 
 
 def _after_another(make: Callable[[_Training, tf.Tensor], tf.Tensor]) -> Callable[[_Training, tf.Tensor], tf.Tensor]:
@@ -168,17 +144,13 @@ def _scaled_gradient_of_the_output(training: _Training, data: tf.Tensor) -> None
 def _differentiated_in_another_function(training: _Training, data: tf.Tensor) -> None:
     @tf.function
     def gradients() -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            scaled = training.scaler.scale(training.loss(data))
-        return tape.gradient(scaled, [training.weight])
+        return training.grads(data)
 
     training.step(gradients())
 
 
 def _stepped_in_a_conditional(training: _Training, data: tf.Tensor) -> None:
-    with tf.GradientTape() as tape:
-        scaled = training.scaler.scale(training.loss(data))
-    grads = tape.gradient(scaled, [training.weight])
+    grads = training.grads(data)
     tf.cond(data > 0, lambda: training.step(grads) or 1, lambda: 0)
 
 
@@ -195,7 +167,7 @@ _SCALED: dict[str, Callable[[_Training, tf.Tensor], None]] = {
     "a sum": _of_scaled(lambda t, data: tf.add_n(t.scaler.scale([t.loss(data), t.loss(2.0)])), unscales=False),
     "a penalty": _of_scaled(_penalty),
     "by hand": _of_scaled(lambda t, data: t.loss(data) * t.scaler.loss_scale),
-    "by hand beside another": _of_scaled(_by_hand_beside_another),
+    "by hand beside another": _of_scaled(_after_another(lambda t, data: t.loss(data) * t.scaler.loss_scale)),
     "in another function": _of_scaled(
         _after_another(lambda t, data: tf.function(lambda: t.scaler.scale(t.loss(data)))())
     ),
@@ -235,9 +207,7 @@ def test_gradients_passed_to_a_function_give_no_warning(caplog: pytest.LogCaptur
     training = _Training()
     # The function is traced before any loss is scaled.
     step = tf.function(lambda grad: training.step([grad * 1.0])).get_concrete_function(tf.TensorSpec([2]))
-    with tf.GradientTape() as tape:
-        scaled = training.scaler.scale(training.loss())
-    step(tape.gradient(scaled, training.weight))
+    step(*training.grads())
     assert _messages(caplog) == []
 
 

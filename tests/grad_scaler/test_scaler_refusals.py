@@ -41,7 +41,9 @@ class _Float8Scale:
 _KERAS: Any = next(iter(kerases.installed().values()))
 _NO_PAIRS = r"must be pairs of a gradient and its variable, .*: pass zip\(grads, variables\)"
 _NO_STEPS = r"^steps must be pairs of an optimizer .*it holds {}: pass \[\(optimizer, zip\(grads, variables\)\)"
-_ALL_NONE = "every gradient is None: the loss depends on none of the variables"
+_ALL_NONE = (
+    "every gradient is None: the loss depends on none of the variables.*, or was scaled outside of the tape: comp"
+)
 _CLASS = "^optimizer is the class GradientDescentOptimizer: pass an object of it, Grad"
 _BETWEEN = "^a tfmp.GradScaler is pickled or copied between iterations: call update"
 _STATE = {"loss_scale": 8.0, "good_steps": 0, "bad_steps": 0}
@@ -49,6 +51,10 @@ _STATE = {"loss_scale": 8.0, "good_steps": 0, "bad_steps": 0}
 
 def _pairs(t: Training) -> list[tuple[Any, Any]]:
     return list(zip(t.scaled(), t.weights, strict=True))
+
+
+def _of_keras() -> Any:
+    return _KERAS.mixed_precision.LossScaleOptimizer(_KERAS.optimizers.SGD(1.0))
 
 
 def _by(*make: Callable[[], Any], **kwargs: Any) -> Callable[[Training], Any]:
@@ -66,23 +72,23 @@ def _part_of_a_window(t: Training) -> None:
     t.scaler.step(t.optimizer, [(t.unscale(accumulator)[0], t.weights[0])])
 
 
-def _replay(max_replays: Any) -> Callable[[Training], Any]:
-    return lambda t: tfmp.replay(lambda: pytest.fail("the step was taken"), t.scaler, max_replays=max_replays)
+_FIXED = tfmp.FixedLossScaleManager(8)
+
+
+def _replay(max_replays: Any, scaler: Any = None) -> Callable[[Training], Any]:
+    return lambda t: tfmp.replay(lambda: pytest.fail("the step was taken"), scaler or t.scaler, max_replays=max_replays)
 
 
 _CALLS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
-    "unscale a tensor": (lambda t: t.unscale(tf.constant([8.0])), TypeError, "grads must be a list of gradients, one"),
     "unscale nothing": (lambda t: t.unscale([]), ValueError, _ALL_NONE),
     "unscale None": (lambda t: t.unscale([None]), ValueError, _ALL_NONE),
     "step with nothing": (_with(list), ValueError, "there are no gradients to step with"),
     "step with None": (_with(lambda: [(None, tf.Variable(1.0))]), ValueError, _ALL_NONE),
-    "step with a tensor": (_with(lambda: tf.constant([[1.0, 2.0]])), TypeError, _NO_PAIRS),
-    "step with gradients": (_with(lambda: [tf.constant(1.0)]), TypeError, _NO_PAIRS),
     "step with lists": (_with(lambda: [[tf.constant(1.0)]]), TypeError, _NO_PAIRS),
     "step with complex gradients": (
         _with(lambda: [(tf.constant(1j), tf.Variable(1j, name="phase"))]),
         TypeError,
-        "^the gradient of phase:0 is of type complex128, and loss scaling is",
+        "^the gradient of phase:0 is of type",
     ),
     "step with float8 scales": (
         _with(lambda: [(tf.constant(1.0), _Float8Scale())]),
@@ -92,18 +98,10 @@ _CALLS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "no steps": (_by(), ValueError, "there is no optimizer to step: pass pairs of an optimizer"),
     "steps of a text": (lambda t: t.scaler.step_all(["ab"]), TypeError, _NO_STEPS.format("'ab' of type str")),
     "steps of one": (lambda t: t.scaler.step_all([("a",)]), TypeError, _NO_STEPS.format(r"\('a',\) of type tuple")),
-    "steps of a number": (
-        lambda t: t.scaler.step_all(3),
-        TypeError,
-        "^steps must be pairs .*, got 3 of type int: pass",
-    ),
-    "steps twice": (
-        lambda t: t.scaler.step_all([(t.optimizer, _pairs(t))] * 2),
-        ValueError,
-        "pass each optimizer once",
-    ),
+    "steps of a number": (lambda t: t.scaler.step_all(3), TypeError, "^steps must be pairs .*, got 3 of type int"),
+    "steps twice": (lambda t: t.scaler.step_all([(t.optimizer, _pairs(t))] * 2), ValueError, "each optimizer once"),
     "argument of TF1 beside Keras": (
-        _by(sgd, lambda: _KERAS.optimizers.SGD(1.0), rate=1, global_step=None),
+        _by(sgd, lambda: _of_keras().inner_optimizer, rate=1, global_step=None),
         TypeError,
         "rate, global_step would be passed to each optimizer, and SGD is not TF1's",
     ),
@@ -113,13 +111,8 @@ _CALLS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "by a class": (_by(lambda: type(sgd())), TypeError, _CLASS),
     "unscale for a class": (lambda t: t.scaler.unscale(type(sgd()), t.scaled()), TypeError, _CLASS),
     "prepare a class": (lambda t: t.scaler.prepare(type(sgd()), t.weights), TypeError, _CLASS),
-    "prepare a number": (lambda t: t.scaler.prepare(sgd(), 1), TypeError, "^variables must be a list of variables"),
     "by tfmp's wrapper": (_by(lambda: tfmp.LossScaleOptimizer(sgd(), 8)), ValueError, "the optimizer inside it"),
-    "by Keras' wrapper": (
-        _by(lambda: _KERAS.mixed_precision.LossScaleOptimizer(_KERAS.optimizers.SGD())),
-        ValueError,
-        "is a .*, which scales the loss itself",
-    ),
+    "by Keras' wrapper": (_by(_of_keras), ValueError, "is a .*, which scales the loss itself"),
     "by SyncReplicas": (
         _by(lambda: tf1.train.SyncReplicasOptimizer(sgd(), 1)),
         TypeError,
@@ -130,6 +123,12 @@ _CALLS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "scale a list": (lambda t: t.scaler.scale([1.0, tf.constant([1])]), TypeError, "float"),
     "0 replays": (_replay(0), ValueError, "max_replays must be a whole number from 1 to .*, got 0"),
     "1.5 replays": (_replay(1.5), ValueError, "max_replays must be a whole number from 1 to .*, got 1.5"),
+    "replay of a manager": (_replay(1, _FIXED), TypeError, "must be the tfmp.GradScaler or tfmp.LossScaleOptimizer"),
+    "replay at a fixed scale": (
+        lambda t: tfmp.replay(lambda: None, tfmp.GradScaler(manager=_FIXED), max_replays=1),
+        ValueError,
+        "the scale of a FixedLossScaleManager never falls",
+    ),
     "replays of a text": (_replay("2"), TypeError, "max_replays must be a number, got '2'"),
     **{
         f"load {state}": (lambda t, state=state: t.scaler.load_state_dict(state), error, message)
@@ -193,11 +192,9 @@ def test_refused_call_changes_nothing(name: str, later: bool) -> None:
 
 _CONSTRUCTED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ((), {"init_scale": 0.5}, ValueError, r"init_scale \(init_loss_scale\) must be a float32 number of at least 1"),
-    ((), {"init_scale": math.inf}, ValueError, r"init_scale \(init_loss_scale\) must be finite"),
     ((), {"growth_factor": 1}, ValueError, r"growth_factor \(incr_ratio\) must be greater than 1, got 1"),
     ((), {"backoff_factor": 1.5}, ValueError, r"backoff_factor \(decr_ratio\) must lie between 0 and 1, got 1.5"),
     ((), {"growth_interval": 0}, ValueError, r"growth_interval \(incr_every_n_steps\) must be a whole number from 1"),
-    ((), {"growth_interval": "often"}, TypeError, r"growth_interval \(incr_every_n_steps\) must be a number"),
     ((), {"enabled": 1}, TypeError, "^enabled must be True or False, got 1 of type int"),
     ((), {"is_distributed": 1}, TypeError, "^is_distributed must be True or False, got 1 of type int"),
     ((), {"jit_compile": "always"}, ValueError, 'jit_compile must be True, False or "auto", got'),
@@ -205,8 +202,6 @@ _CONSTRUCTED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]]
     ((), {"manager": tfmp.FixedLossScaleManager}, TypeError, "is the class FixedLossScaleManager: pass an object of"),
     ((), {"manager": 8, "init_scale": 8}, ValueError, "manager decides the scale by settings of its own: leave out in"),
     (("cuda",), {}, TypeError, r"takes no device, got 'cuda', .* leave it out, and write tfmp.GradScaler\(init"),
-    (("cuda",), {"init_scale": 8.0}, TypeError, "takes no device, got 'cuda'"),
-    (("cuda", 8.0), {}, TypeError, "takes no device, got 'cuda'"),
     ((), {"device": "cuda", "enabled": True}, TypeError, "takes no device, got 'cuda', which is an argument of torch"),
     ((8.0, 2.0, 0.5, 2000), {}, TypeError, "takes init_scale alone without a name, got 4 arguments: write the others"),
 ]
@@ -220,18 +215,6 @@ def test_settings_are_refused(
         tfmp.GradScaler(*arguments, **keywords)
 
 
-def test_subclass_may_have_arguments_like_those_of_torch() -> None:
-    class OfSubclass(tfmp.GradScaler):
-        def __init__(self, device: str, *scales: float, init_scale: float = 1.0) -> None:
-            super().__init__(max([init_scale, *scales]))
-            self.device = device
-
-    for scaler in (OfSubclass("cuda", 2.0, 8.0), OfSubclass(device="cuda", init_scale=8.0)):
-        assert (scaler.device, float(scaler.loss_scale)) == ("cuda", 8)
-    with pytest.raises(TypeError, match="takes no device, got 'cuda'"):
-        type("Plain", (tfmp.GradScaler,), {})("cuda")
-
-
 @pytest.mark.parametrize("manager", [tfmp.FixedLossScaleManager(8), tfmp.LogMaxLossScaleManager(incr_every_n_steps=5)])
 def test_what_the_managers_rule_has_not_is_refused(manager: tfmp.LossScaleManager) -> None:
     scaler = tfmp.GradScaler(manager=manager)
@@ -241,37 +224,11 @@ def test_what_the_managers_rule_has_not_is_refused(manager: tfmp.LossScaleManage
         scaler.get_growth_factor()
 
 
-def test_replay_refuses_what_never_replays() -> None:
-    fixed = tfmp.FixedLossScaleManager(8)
-    for scaler, error, message in [
-        (fixed, TypeError, "must be the tfmp.GradScaler or tfmp.LossScaleOptimizer"),
-        (tfmp.GradScaler(manager=fixed), ValueError, "the scale of a FixedLossScaleManager never falls"),
-    ]:
-        with pytest.raises(error, match=message):
-            tfmp.replay(lambda: pytest.fail("the step was taken"), scaler, max_replays=1)
-
-
 @pytest.mark.horovod
 def test_horovods_optimizer_is_refused() -> None:
     hvd = importlib.import_module("horovod.tensorflow")
     with pytest.raises(ValueError, match="averages gradients itself: step with the optimizer inside it"):
         tfmp.GradScaler(8).step(hvd.DistributedOptimizer(sgd()), [(tf.constant(8.0), tf.Variable(0.0))])
-
-
-@pytest.mark.parametrize("front_end", ["GradScaler", "tf1", *kerases.installed()])
-def test_loss_that_is_scaled_outside_of_the_tape_is_named_as_a_cause(front_end: str) -> None:
-    training: Any = Training()
-    opt: Any = training.scaler
-    scale, apply = training.scaler.scale, lambda pairs: training.step([grad for grad, _ in pairs])
-    if front_end != "GradScaler":
-        opt = tfmp.LossScaleOptimizer(sgd(0.5, front_end), *[8] * (front_end == "tf1"))
-        scale, apply = getattr(opt, "scale_loss", lambda loss: loss * 8.0), opt.apply_gradients
-    with tf.GradientTape() as tape:
-        loss = training.weights[0] * 2.0
-    grad = tape.gradient(scale(loss), training.weights[0])
-    message = "every gradient is None: .*, or was scaled outside of the tape: compute it, and scale it, within `with tf"
-    with pytest.raises(ValueError, match=message):
-        apply([(grad, training.weights[0])])
 
 
 @IN_BOTH_WAYS

@@ -8,7 +8,7 @@ from typing import Any
 import kerases
 import pytest
 import tensorflow as tf
-from scaler_loops import HOSTS, IN_ALL_WAYS, IN_BOTH_WAYS, WAYS, Training, counts, sgd
+from scaler_loops import HOSTS, IN_BOTH_WAYS, WAYS, Training, counts, sgd
 
 import tfmp
 from tfmp.types import Gradients
@@ -17,75 +17,47 @@ _ALL_HOSTS = [*HOSTS, *(f"{name} legacy" for name in kerases.installed() if name
 _FOR_ALL_HOSTS = pytest.mark.parametrize("host", _ALL_HOSTS)
 
 
-class _TwoNets:
-    """A training with two losses and an optimizer for each; the gradient of the first is clipped."""
-
-    def __init__(self, host: str, together: bool, updates: bool = True) -> None:
-        self.scaler, self._together, self._updates = tfmp.GradScaler(1024), together, updates
-        self.kernel, self.bias = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
-        self._optimizers = [sgd(0.5, host, momentum=0.5) for _ in range(2)]
-
-    def step(self, factor: tf.Tensor) -> None:
-        scaler, (first, second) = self.scaler, self._optimizers
-        with tf.GradientTape(persistent=True) as tape:
-            losses = {"first": tf.reduce_sum(self.kernel) * factor, "rest": [self.bias * self.bias]}
-            scaled = scaler.scale(losses)
-        (kernel_grad,) = scaler.unscale(first, tape.gradient(scaled["first"], [self.kernel]))
-        # Clipping turns an infinite value into a finite one.
-        kernel_grad = tf.clip_by_value(kernel_grad, -8.0, 8.0)
-        bias_grad = tape.gradient(scaled["rest"][0], self.bias)
-        steps = [(first, [(kernel_grad, self.kernel)]), (second, [(bias_grad, self.bias)])]
-        if self._together:
-            scaler.step_all(steps)
-        else:
-            for optimizer, grads_and_vars in steps:
-                scaler.step(optimizer, grads_and_vars)
-        if self._updates:
-            scaler.update()
-
-    @property
-    def state(self) -> tuple[list[float], float, float]:
-        return self.kernel.numpy().tolist(), float(self.bias.numpy()), float(self.scaler.loss_scale)
-
-
-#: The states after steps with the factors 1, infinity and 2, if each optimizer decides for itself, if all decide
-#: together, and if each decides on two replicas, of which only the second has the factor.
-_STATES = {
-    "each": [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], -0.5, 512.0), ([-0.75, 0.25], -0.25, 512.0)],
-    "together": [([0.5, 1.5], 0.0, 1024.0), ([0.5, 1.5], 0.0, 512.0), ([-0.75, 0.25], -0.5, 512.0)],
-    "on replicas": [([0.0, 1.0], -1.0, 1024.0), ([0.0, 1.0], 0.0, 512.0), ([-2.0, -1.0], 0.5, 512.0)],
-}
-
-
 @pytest.mark.parametrize(
-    ("host", "way", "rule"),
+    ("way", "together", "host"),
     [
-        *((host, way, "each") for host in _ALL_HOSTS for way in ("eager", "xla")),
-        *((host, "function", rule) for host in _ALL_HOSTS for rule in ("together", "on replicas")),
-        *(("tf1", way, "on replicas") for way in ("eager", "updated outside")),
+        *((way, True, host) for way in ("eager", "replicas, function") for host in _ALL_HOSTS),
+        *((way, False, host) for way in ("xla", "replicas, function") for host in _ALL_HOSTS),
+        *(("replicas, eager", together, "tf1") for together in (True, False)),
     ],
 )
 def test_optimizers_decide_each_for_itself_or_together(
-    host: str, way: str, rule: str, two_replicas: tf.distribute.MirroredStrategy
+    way: str, together: bool, host: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
-    with two_replicas.scope() if rule == "on replicas" else contextlib.nullcontext():
-        nets = _TwoNets(host, together=rule == "together", updates=way != "updated outside")
+    on_replicas = "replicas" in way
+    with two_replicas.scope() if on_replicas else contextlib.nullcontext():
+        scaler, optimizers = tfmp.GradScaler(1024), [sgd(0.5, host, momentum=0.5) for _ in range(2)]
+        weights = [tf.Variable(1.0, name=name) for name in ("first", "second")]
 
-    def on_replica(factor: tf.Tensor) -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        nets.step(tf.where(tf.equal(replica, 1), factor, 1.0))
+    def step(factor: tf.Tensor) -> None:
+        # Only the second replica has the factor. Clipping turns an infinite value into a finite one.
+        if on_replicas:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            factor = tf.where(tf.equal(replica, 1), factor, 1.0)
+        (grad,) = scaler.unscale(optimizers[0], [scaler.scale(factor)])
+        grads = [tf.clip_by_value(grad, -8.0, 8.0), scaler.scale(tf.constant(1.0))]
+        steps = [
+            (optimizer, [(grad, weight)]) for optimizer, grad, weight in zip(optimizers, grads, weights, strict=True)
+        ]
+        if together:
+            scaler.step_all(steps)
+        else:
+            for optimizer, pairs in steps:
+                scaler.step(optimizer, pairs)
+        scaler.update()
 
-    def on_replicas(factor: tf.Tensor) -> None:
-        two_replicas.run(on_replica, args=(factor,))
-
-    step = WAYS.get(way, WAYS["eager"])(on_replicas if rule == "on replicas" else nets.step)
-    for factor, state in zip([1.0, math.inf, 2.0], _STATES[rule], strict=True):
-        step(tf.constant(factor))
-        if way == "updated outside":
-            with two_replicas.scope():
-                nets.scaler.update()
-        assert nets.state == state
-    assert counts(nets.scaler) == [2, 1, 0]
+    iterate = (lambda factor: two_replicas.run(step, (factor,))) if on_replicas else step
+    iterate = WAYS[way.removeprefix("replicas, ")](iterate)
+    for factor in (1.0, math.inf, 1.0):
+        iterate(tf.constant(factor))
+    # Two and three steps with momentum; replicas sum their gradients.
+    moved = [(0.5 + 0.75) * (1 + on_replicas), (0.5 + 0.75 + (0 if together else 0.875)) * (1 + on_replicas)]
+    assert [float(weight.numpy()) for weight in weights] == [1 - each for each in moved]
+    assert (float(scaler.loss_scale), counts(scaler)) == (512, [2, 1, 0])
 
 
 @IN_BOTH_WAYS
@@ -154,53 +126,60 @@ def test_variable_without_a_gradient_is_not_changed_and_is_trained_later(
     assert [float(variable.numpy()) for variable in variables] == [0.5 if way == "replicas" else 0.75] * 2
 
 
-@IN_ALL_WAYS
+@pytest.mark.parametrize("way", [*WAYS, "replicas, function"])
 @pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 @pytest.mark.parametrize("steps", [True, False], ids=["stepped", "dropped"])
 def test_mean_of_a_window_is_clipped_and_applied_or_dropped(
-    steps: bool, overflow_drops: Any, enabled: bool, way: str
+    steps: bool, overflow_drops: Any, enabled: bool, way: str, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
-    scaler, weight, optimizer = tfmp.GradScaler(64, enabled=enabled), tf.Variable(0.0), sgd()
-    accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops)
+    num_replicas = 2 if "replicas" in way else 1
+    strategy = two_replicas if num_replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        scaler, weight, optimizer = tfmp.GradScaler(64, enabled=enabled), tf.Variable(0.0), sgd()
+        accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=overflow_drops)
 
-    @WAYS[way]
-    def window(grads: tf.Tensor) -> tf.Tensor:
-        for grad in tf.unstack(grads):
-            accumulator.add([scaler.scale(grad)], scaler.loss_scale)
+    def take_step() -> tf.Tensor:
         (mean,) = scaler.unscale(optimizer, accumulator)
         if steps:
             scaler.step(optimizer, [(tf.clip_by_value(mean, -2.0, 2.0), weight)])
         scaler.update()
         return mean
 
-    means = [float(window(tf.constant(grads))) for grads in ([1.0, 2.0], [6.0, math.inf], [2.0, 4.0])]
+    @WAYS[way.removeprefix("replicas, ")]
+    def window(grads: tf.Tensor) -> Any:
+        for grad in tf.unstack(grads, 2):
+            strategy.run(lambda grad: accumulator.add([scaler.scale(grad)], scaler.loss_scale), args=(grad,))
+        return strategy.experimental_local_results(strategy.run(take_step))
+
+    means = [float(window(tf.constant(grads))[0]) for grads in ([1.0, 2.0], [6.0, math.inf], [2.0, 4.0])]
     assert means == [1.5, 6, 3]
-    applied = [1.5, 2.0 * (overflow_drops == "micro_batch"), 2.0]
-    assert (float(weight), float(scaler.loss_scale)) == (-sum(applied) * steps, 32 if enabled else 1)
-    assert float(accumulator.tried) == 0
+    # Replicas sum what they clipped.
+    applied = num_replicas * (1.5 + 2.0 * (overflow_drops == "micro_batch") + 2.0)
+    assert (float(weight.numpy()), float(scaler.loss_scale)) == (-applied * steps, 32 if enabled else 1)
+    assert float(accumulator.tried.numpy()) == 0
     # Without the micro-batch that overflowed the window can be applied, so that nothing is skipped.
     skipped = overflow_drops == "window"
     assert counts(scaler)[:2] == [(3 - skipped) * steps * enabled, skipped * enabled]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "detector", "values", "weight", "scale"),
+    ("dtype", "detector", "value", "weight", "scale"),
     [
         # The sum of finite micro-batches overflows the type of the mean.
-        (tf.float16, None, (70000.0, 70000.0), 0, 32),
-        (tf.float16, None, (2.0, 2.0), -2, 64),
+        (tf.float16, None, 70000.0, 0, 32),
+        (tf.float16, None, 2.0, -2, 64),
         # The detector has looked at the micro-batches: of the mean only finiteness is asked.
-        (tf.float32, tfmp.SaturationDetector(), (2048.0, 2048.0), -2048, 64),
+        (tf.float32, tfmp.SaturationDetector(), 2048.0, -2048, 64),
     ],
 )
 @pytest.mark.parametrize("steps", [True, False])
 def test_mean_of_a_window_is_only_checked_for_finiteness(
-    steps: bool, dtype: Any, detector: Any, values: Any, weight: float, scale: float
+    steps: bool, dtype: Any, detector: Any, value: float, weight: float, scale: float
 ) -> None:
     scaler, variable = tfmp.GradScaler(64, overflow_detector=detector), tf.Variable(0.0, dtype=dtype)
     accumulator, optimizer = tfmp.GradientAccumulator([variable], 2), sgd()
-    for value in values:
+    for _ in range(2):
         accumulator.add([tf.constant(value)])
     grads = scaler.unscale(optimizer, accumulator)
     if steps:
@@ -240,32 +219,6 @@ def test_window_steps_together_with_other_gradients(others: str) -> None:
     assert reports == [(["plain:0", "also:0", "of_window:0"], [2, 0, 1])]
 
 
-def test_replicas_accumulate_in_a_python_loop(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    with two_replicas.scope():
-        scaler, optimizer, weight = tfmp.GradScaler(8), sgd(), tf.Variable(0.0)
-        accumulator = tfmp.GradientAccumulator([weight], accumulation_steps=2)
-
-    def add(factor: tf.Tensor) -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        accumulator.add([scaler.scale(factor * tf.gather([0.5, 1.5], replica))], scaler.loss_scale)
-
-    def take_step() -> None:
-        scaler.step(optimizer, zip(scaler.unscale(optimizer, accumulator), [weight], strict=True))
-        scaler.update()
-
-    @tf.function
-    def train_on_window(factors: tf.Tensor) -> None:
-        for factor in tf.unstack(factors, 2):
-            two_replicas.run(add, args=(factor,))
-        two_replicas.run(take_step)
-
-    seen = []
-    for factors in ([1.0, 3.0], [math.inf, 1.0], [2.0, 2.0]):
-        train_on_window(tf.constant(factors))
-        seen.append((float(weight.numpy()), float(scaler.loss_scale)))
-    assert seen == [(-4, 8), (-4, 4), (-8, 4)]
-
-
 def test_workers_that_overflow_and_drop_the_step_lower_the_scale() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -274,10 +227,6 @@ def test_workers_that_overflow_and_drop_the_step_lower_the_scale() -> None:
         strategy.run(lambda grad=grad: scaler.unscale(optimizer, [scaler.scale(grad)]))
         scaler.update()
         assert float(scaler.loss_scale) == scale
-
-
-def test_losses_of_a_generator_are_scaled_as_a_list() -> None:
-    assert [float(loss) for loss in tfmp.GradScaler(8).scale(loss for loss in (1.0, 2.0))] == [8, 16]
 
 
 def test_settings_of_the_rule_can_be_read() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_loops import HOSTS, IN_BOTH_WAYS, WAYS, Training, sgd
+from scaler_loops import IN_BOTH_WAYS, WAYS, Training, sgd
 
 import tfmp
 
@@ -22,122 +22,92 @@ _CLIPS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Iteration(NamedTuple):
-    """The calls of an iteration before `update`, the factors that it runs with, and the state after them."""
+class _Row(NamedTuple):
+    """The calls of an iteration before `update`, and the state after iterations with these factors, or an error."""
 
     calls: Callable[[Training, Any], Any]
-    state: tuple[float, ...]
+    expected: tuple[float, ...] | str
     factors: Sequence[Any] = (3.0, math.inf)
     ways: Sequence[str] = ("eager", "function")
-    hosts: Sequence[str] = HOSTS
 
 
-def _step_with(unscaled: Callable[[Training, Any], list[Any]]) -> Callable[[Training, Any], None]:
-    return lambda training, factor: training.step(unscaled(training, training.scaled(factor)))
+def _clipped(grads: Any) -> list[Any]:
+    return list(tf.clip_by_global_norm(grads, 0.1)[0])
 
 
-def _clip_first(clip: Callable[..., Any]) -> Callable[[Training, Any], list[Any]]:
-    return lambda training, grads: [*clip(training.unscale(grads[:1]), 0.1)[0], grads[1]]
-
-
-def _each_group(training: Training, groups: Any) -> list[Any]:
-    return [tf.clip_by_global_norm(training.unscale([grad]), 0.1)[0][0] for grad in groups]
-
-
-def _differentiate_each_group_when_it_is_unscaled(training: Training, factor: Any) -> None:
+def _differentiate_each_group_when_it_is_unscaled(t: Training, factor: Any) -> None:
     with tf.GradientTape(persistent=True) as tape:
-        loss = training.scaler.scale(training.weights[0] + training.weights[1] * factor)
-    training.step(_each_group(training, (tape.gradient(loss, weight) for weight in training.weights)))
+        loss = t.scaler.scale(t.weights[0] + t.weights[1] * factor)
+    t.step([_clipped(t.unscale([tape.gradient(loss, weight)]))[0] for weight in t.weights])
 
 
-def _none_becomes_zeros(training: Training, grads: list[Any]) -> list[Any]:
-    return [tf.zeros_like(training.weights[0]) if each is None else each for each in training.unscale([grads[0], None])]
-
-
-def _step_in_an_inner_function(training: Training, factor: Any) -> None:
-    grads = training.scaled(factor)
-    clipped = _clip_first(tf.clip_by_global_norm)(training, grads)
-    tf.function(lambda: training.step(clipped))()
-
-
-def _step_with_none_in_an_inner_function(training: Training, factor: Any) -> None:
-    unscaled = training.unscale(training.scaled(factor)[:1])
-    tf.function(lambda: training.step([*unscaled, None]))()
-
-
-def _look_in_a_branch(training: Training, looks: tf.Tensor) -> None:
-    grads = training.scaled()
+def _look_in_a_branch(t: Training, looks: tf.Tensor) -> None:
+    grads = t.scaled()
     if looks:
-        training.unscale(grads)
-    training.step(grads)
+        t.unscale(grads)
+    t.step(grads)
 
 
-def _step_in_one_of_two_conditionals(training: Training, unscales: tf.Tensor) -> None:
+def _step_in_one_of_two_conditionals(t: Training, unscales: tf.Tensor) -> None:
     if unscales:
-        training.step(training.unscale(training.scaled()))
+        t.step(t.unscale(t.scaled()))
     if not unscales:
-        training.step(training.scaled())
+        t.step(t.scaled())
 
 
-def _drop_in_a_branch_with_gradients_of_its_own(training: Training, drops: tf.Tensor) -> None:
-    if drops:
-        training.unscale(training.scaled())
-    else:
-        training.step(training.scaled())
+def _leave_out_infinity(t: Training, _: Any) -> None:
+    first, second = t.scaled()
+    t.unscale([first * math.inf, second])
+    t.step([second])
 
 
-_APPLIED = {
-    "the results are thrown away": _Iteration(
-        _step_with(lambda training, grads: [training.unscale(grads), grads][1]), (0.5, 0.5, 512, 1)
-    ),
-    **{
-        f"a part is clipped by {name}": _Iteration(_step_with(_clip_first(clip)), (0.95, 0.5, 512, 1))
-        for name, clip in _CLIPS.items()
-    },
-    "infinity in the part that is clipped skips the rest too": _Iteration(
-        _step_with(lambda training, grads: [grads[0], tf.clip_by_value(training.unscale(grads[1:])[0], -0.1, 0.1)]),
-        (0.5, 1.95, 512, 1),
-    ),
-    "each group is clipped": _Iteration(_step_with(_each_group), (0.95, 1.95, 512, 1)),
-    # The second group is younger than the result of the first.
-    "each group is differentiated when it is unscaled": _Iteration(
-        _differentiate_each_group_when_it_is_unscaled, (0.95, 1.95, 512, 1)
-    ),
-    "a result is left out": _Iteration(
-        _step_with(lambda training, grads: [tf.minimum(training.unscale(grads)[1], 1.0)]),
-        (1, 1.5, 1024, 0),
-        [3.0],
-    ),
-    "infinity in a gradient that is left out skips the step": _Iteration(
-        _step_with(lambda training, grads: [training.unscale([grads[0] * math.inf, grads[1]]), grads[1:]][1]),
-        (1, 2, 512, 1),
-        [3.0],
-    ),
-    "zeros stand for None": _Iteration(_step_with(_none_becomes_zeros), (0.5, 2, 1024, 0), [3.0]),
-    "an inner function captures the gradients": _Iteration(
-        _step_in_an_inner_function, (0.95, 0.5, 1024, 0), [3.0], ["function"], ["tf1"]
-    ),
-    "an inner function gets None": _Iteration(
-        _step_with_none_in_an_inner_function, (0.5, 2, 1024, 0), [3.0], ["function"], ["tf1"]
-    ),
-    "a later conditional steps with its own": _Iteration(
-        _step_in_one_of_two_conditionals, (0, -1, 1024, 0), [True, False]
-    ),
-    "a branch only looks": _Iteration(_look_in_a_branch, (0, -1, 1024, 0), [True, False]),
-    "a branch drops gradients of its own": _Iteration(
-        _drop_in_a_branch_with_gradients_of_its_own, (0.5, 0.5, 1024, 0), [True, False]
-    ),
-}
+def _clip_first(t: Training, factor: Any, clip: Callable[..., Any] = tf.clip_by_global_norm) -> list[Any]:
+    grads = t.scaled(factor)
+    return [*clip(t.unscale(grads[:1]), 0.1)[0], grads[1]]
 
 
-@pytest.mark.parametrize(
-    ("name", "way", "host"),
-    [(name, way, host) for name, each in _APPLIED.items() for way in each.ways for host in each.hosts],
-)
-def test_step_unscales_what_is_still_scaled(name: str, way: str, host: str) -> None:
-    training, iteration = Training(host=host), _APPLIED[name]
-    state = training.run(lambda factor: iteration.calls(training, factor), way, *iteration.factors)
-    assert state == iteration.state
+def _clip_the_argument(t: Training, _: Any, clip: Callable[..., Any], num: int) -> None:
+    grads = t.scaled()
+    t.unscale(grads[:num])
+    t.step([*clip(grads[:num], 1.0)[0], *grads[num:]])
+
+
+def _replace_by_earlier(t: Training, _: Any) -> None:
+    earlier = [tf.constant(1.0), tf.constant(2.0)]
+    t.unscale(t.scaled())
+    # These are as old as gradients that are still scaled.
+    t.step([tf.constant(0.5), earlier[1]])
+    t.step(earlier)
+
+
+def _use_the_result_of_a_branch(t: Training, _: Any) -> None:
+    grads = t.scaled()
+    t.step(tf.cond(grads[0] > 0, lambda: t.unscale(grads), lambda: grads))
+
+
+def _pass_to_an_inner_function(t: Training, _: Any, *, clips: bool) -> None:
+    grads = t.scaled()
+    t.unscale(grads)
+    tf.function(lambda *given: t.step(_clipped(given) if clips else given))(*grads)
+
+
+def _unscale_a_window_beside_others(t: Training, _: Any) -> None:
+    accumulator, grads = tfmp.GradientAccumulator(t.weights[:1], 1), t.scaled()
+    accumulator.add(grads[:1], t.scaler.loss_scale)
+    t.unscale(accumulator)
+    t.unscale(grads[1:])
+
+
+def _of_the_last_iteration(t: Training, _: Any, *, some: bool) -> None:
+    unscaled = t.unscale(t.scaled())
+    t.scaler.update()
+    t.step([*t.unscale(t.scaled()[:1]), unscaled[1]] if some else unscaled)
+
+
+def _sums(t: Training, _: Any) -> None:
+    sums = [tf.Variable(1024.0), tf.Variable(3072.0)]
+    t.unscale(sums)
+    t.step(sums)
 
 
 _SAYS_WHAT_TO_CLIP = r"step cannot tell which gradients .* are still scaled: some were .*\. Clip what unscale returned"
@@ -148,101 +118,77 @@ _CANNOT_TELL = (
 _OUTSIDE = r"outside of the tf.function that step is called in: call both in the same"
 _BEFORE_UPDATE = r"unscale returned before the last update: they would be divided .* twice"
 _TWICE = r"unscale was called already for this optimizer .* with these gradients"
+_VARIABLE = "a gradient is a ResourceVariable that was also passed to be unscaled"
 
-
-def _clip_the_argument(training: Training, clip: Callable[..., Any], num: int) -> None:
-    grads = training.scaled()
-    training.unscale(grads[:num])
-    training.step([*clip(grads[:num], 1.0)[0], *grads[num:]])
-
-
-def _again(training: Training, *, returned: bool) -> None:
-    grads = training.scaled()
-    results = training.unscale(grads)
-    training.unscale(results if returned else grads)
-
-
-def _clip_and_unscale_again(training: Training) -> None:
-    clipped, _ = tf.clip_by_global_norm(training.unscale(training.scaled()), 0.1)
-    training.step(training.unscale(clipped))
-
-
-def _differentiate_after_unscale(training: Training) -> None:
-    clipped = _clip_first(tf.clip_by_global_norm)(training, training.scaled())
-    training.step([clipped[0], *training.scaled()[1:]])
-
-
-def _replace_by_earlier(training: Training) -> None:
-    earlier = [tf.constant(1.0), tf.constant(2.0)]
-    training.unscale(training.scaled())
-    # These are as old as gradients that are still scaled.
-    training.step([tf.constant(0.5), earlier[1]])
-    training.step(earlier)
-
-
-def _use_the_result_of_a_branch(training: Training) -> None:
-    grads = training.scaled()
-    training.step(tf.cond(grads[0] > 0, lambda: training.unscale(grads), lambda: grads))
-
-
-def _pass_to_an_inner_function(training: Training, *, clips: bool) -> None:
-    grads = training.scaled()
-    training.unscale(grads)
-    tf.function(lambda *given: training.step(tf.clip_by_global_norm(given, 0.1)[0] if clips else given))(*grads)
-
-
-def _unscale_a_window_beside_others(training: Training) -> None:
-    accumulator, grads = tfmp.GradientAccumulator(training.weights[:1], 1), training.scaled()
-    accumulator.add(grads[:1], training.scaler.loss_scale)
-    training.unscale(accumulator)
-    training.unscale(grads[1:])
-
-
-def _of_the_last_iteration(training: Training, *, some: bool) -> None:
-    unscaled = training.unscale(training.scaled())
-    training.scaler.update()
-    training.step([*training.unscale(training.scaled()[:1]), unscaled[1]] if some else unscaled)
-
-
-def _sums(training: Training) -> None:
-    sums = [tf.Variable(1024.0), tf.Variable(3072.0)]
-    training.unscale(sums)
-    training.step(sums)
-
-
-_BOTH, _FUNCTION, _EAGER = ("eager", "function"), ("function",), ("eager",)
-_REFUSED: list[tuple[str, Callable[[Training], None], str, Sequence[str]]] = [
-    *(
-        (f"{num} clipped by {name}", partial(_clip_the_argument, clip=clip, num=num), _SAYS_WHAT_TO_CLIP, _FUNCTION)
+_FINITE, _IN_FUNCTION, _EAGER = (3.0,), ("function",), ("eager",)
+_ROWS = {
+    **{
+        f"a part is clipped by {name}": _Row(
+            lambda t, factor, clip=clip: t.step(_clip_first(t, factor, clip)),  # type: ignore[misc] # the default
+            (0.95, 0.5, 512, 1),
+        )
+        for name, clip in _CLIPS.items()
+    },
+    # The second group is younger than the result of the first.
+    "each group is differentiated when it is unscaled": _Row(
+        _differentiate_each_group_when_it_is_unscaled, (0.95, 1.95, 512, 1)
+    ),
+    "a result is left out": _Row(
+        lambda t, factor: t.step([tf.minimum(t.unscale(t.scaled(factor))[1], 1.0)]), (1, 1.5, 1024, 0), _FINITE
+    ),
+    "infinity in a gradient that is left out skips the step": _Row(_leave_out_infinity, (1, 2, 512, 1), _FINITE),
+    "zeros stand for None": _Row(
+        lambda t, _: t.step([tf.zeros([]) if each is None else each for each in t.unscale([t.scaled()[0], None])]),
+        (0.5, 2, 1024, 0),
+        _FINITE,
+    ),
+    "an inner function captures the gradients": _Row(
+        lambda t, factor: tf.function(partial(t.step, _clip_first(t, factor)))(),
+        (0.95, 0.5, 1024, 0),
+        _FINITE,
+        _IN_FUNCTION,
+    ),
+    "an inner function gets None": _Row(
+        lambda t, factor: tf.function(partial(t.step, [*t.unscale(t.scaled(factor)[:1]), None]))(),
+        (0.5, 2, 1024, 0),
+        _FINITE,
+        _IN_FUNCTION,
+    ),
+    "a later conditional steps with its own": _Row(_step_in_one_of_two_conditionals, (0, -1, 1024, 0), [True, False]),
+    "a branch only looks": _Row(_look_in_a_branch, (0, -1, 1024, 0), [True, False]),
+    **{
+        f"{num} clipped by {name}": _Row(
+            partial(_clip_the_argument, clip=clip, num=num), _SAYS_WHAT_TO_CLIP, ways=_IN_FUNCTION
+        )
         for name, clip in _CLIPS.items()
         for num in (1, 2)
+    },
+    "the results again": _Row(lambda t, _: t.unscale(t.unscale(t.scaled())), _TWICE),
+    "clipped results again": _Row(lambda t, _: t.step(t.unscale(_clipped(t.unscale(t.scaled())))), _CANNOT_TELL),
+    "gradients after unscale": _Row(lambda t, _: t.step([_clip_first(t, 3.0)[0], t.scaled()[1]]), _CANNOT_TELL),
+    "replaced by earlier ones": _Row(_replace_by_earlier, _CANNOT_TELL),
+    "result of a branch": _Row(_use_the_result_of_a_branch, _OUTSIDE, ways=_IN_FUNCTION),
+    "arguments of an inner function": _Row(
+        partial(_pass_to_an_inner_function, clips=False), _OUTSIDE, ways=_IN_FUNCTION
     ),
-    ("the same again", partial(_again, returned=False), _TWICE, _BOTH),
-    ("the results again", partial(_again, returned=True), _TWICE, _BOTH),
-    ("clipped results again", _clip_and_unscale_again, _CANNOT_TELL, _BOTH),
-    ("gradients after unscale", _differentiate_after_unscale, _CANNOT_TELL, _BOTH),
-    ("replaced by earlier ones", _replace_by_earlier, _CANNOT_TELL, _BOTH),
-    ("result of a branch", _use_the_result_of_a_branch, _OUTSIDE, _FUNCTION),
-    ("arguments of an inner function", partial(_pass_to_an_inner_function, clips=False), _OUTSIDE, _FUNCTION),
-    ("clipped arguments", partial(_pass_to_an_inner_function, clips=True), _OUTSIDE, _FUNCTION),
-    ("window beside others", _unscale_a_window_beside_others, "one of the calls got an accumulator", _EAGER),
-    ("of the last iteration", partial(_of_the_last_iteration, some=False), _BEFORE_UPDATE, _EAGER),
-    ("some of the last iteration", partial(_of_the_last_iteration, some=True), "cannot tell which", _EAGER),
-    ("variables", _sums, "a gradient is a ResourceVariable that was also passed to be unscaled", _EAGER),
-]
+    "clipped arguments": _Row(partial(_pass_to_an_inner_function, clips=True), _OUTSIDE, ways=_IN_FUNCTION),
+    "window beside others": _Row(_unscale_a_window_beside_others, "one of the calls got an accumulator", ways=_EAGER),
+    "of the last iteration": _Row(partial(_of_the_last_iteration, some=False), _BEFORE_UPDATE, ways=_EAGER),
+    "some of the last iteration": _Row(partial(_of_the_last_iteration, some=True), "cannot tell which", ways=_EAGER),
+    "variables": _Row(_sums, _VARIABLE, ways=_EAGER),
+}
 
 
-@pytest.mark.parametrize(
-    ("calls", "message", "way"),
-    [pytest.param(calls, message, way, id=f"{name}-{way}") for name, calls, message, ways in _REFUSED for way in ways],
-)
-def test_gradients_that_may_be_scaled_or_not_are_refused(
-    calls: Callable[[Training], None], message: str, way: str
-) -> None:
-    training = Training()
-    with pytest.raises(RuntimeError, match=message):
-        training.run(lambda _: calls(training), way, 3.0)
-    assert [float(weight) for weight in training.weights] == [1, 2]
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name, row in _ROWS.items() for way in row.ways])
+def test_step_unscales_what_is_still_scaled_or_refuses_what_may_be(name: str, way: str) -> None:
+    training, (calls, expected, factors, _) = Training(), _ROWS[name]
+    iterate = partial(training.run, lambda factor: calls(training, factor), way)
+    if isinstance(expected, str):
+        with pytest.raises(RuntimeError, match=expected):
+            iterate(3.0)
+        assert training.state()[:2] == (1, 2)
+    else:
+        assert iterate(*factors) == expected
 
 
 @pytest.mark.graph
@@ -273,32 +219,25 @@ def test_sparse_gradients_are_known_by_their_rows(make: Callable[[list[float]], 
     assert table.numpy().tolist() == [1, 0.5]
 
 
+@IN_BOTH_WAYS
+@pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
-def test_norm_and_largest_magnitude_are_of_both_parts(index: int) -> None:
+def test_norm_and_largest_magnitude_are_of_both_parts_and_count_them_once(index: int, both: bool, way: str) -> None:
     training = Training(tfmp.GradScaler(manager=tfmp.LogMaxLossScaleManager()))
     alone = tfmp.LogMaxLossScaleManager()
-    training.scaler.record_gradient_norm()
-    grads = [training.scaler.scale(tf.constant(value)) for value in (3.0, 4.0)]
-    (unscaled,) = training.unscale([grads[index]])
-    grads[index] = unscaled * 0.5
-    training.step(grads)
-    training.scaler.update()
-    alone.update_loss_scale(tf.constant(True), tf.constant(4.0))
-    assert (float(training.scaler.gradient_norm), training.scaler.state_dict()) == (5, alone.state_dict())
-
-
-@IN_BOTH_WAYS
-def test_norm_counts_gradients_once_that_are_unscaled_twice(way: str) -> None:
-    training = Training()
     training.scaler.record_gradient_norm()
 
     def iterate(factor: tf.Tensor) -> None:
         grads = training.scaled(factor)
-        training.step([training.unscale(grads)[0] * 0.5, grads[1]])
+        (unscaled,) = training.unscale(grads)[index:][:1] if both else training.unscale([grads[index]])
+        grads[index] = unscaled * 0.5
+        training.step(grads)
 
     for factor, norm in [(0.0, 1), (math.sqrt(3), 2)]:
         training.run(iterate, way, factor)
+        alone.update_loss_scale(tf.constant(True), tf.constant(max(1.0, factor)))
         assert float(training.scaler.gradient_norm) == pytest.approx(norm)
+    assert training.scaler.state_dict() == alone.state_dict()
 
 
 def test_update_forgets_the_gradients() -> None:
