@@ -167,7 +167,7 @@ SCENARIOS = {
     ),
     "all together": Scenario(
         [*_OK[:5], _INF, *_OK[:6], *_OK[:2], _SPIKE, *_OK[3:6], _NAN, *_OK[1:5], _SPARSE_INF],
-        (15, 17),
+        (7, 10, 11),
         window=Window(4, "micro_batch", 6),
         spikes=Spikes(3),
         rtol=2e-6,
