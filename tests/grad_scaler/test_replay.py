@@ -78,8 +78,9 @@ def test_step_is_repeated_until_it_is_applied(way: str, in_function: bool) -> No
     assert training.traces - traces <= 1
 
 
-#: A scale that never falls, so that a scaler that is enabled may not replay.
-_FIXED = tfmp.FixedLossScaleManager(8)
+def _fixed() -> tfmp.LossScaleManager:
+    """Return the manager of a scale that never falls, so that a scaler that is enabled may not replay."""
+    return tfmp.FixedLossScaleManager(8)
 
 
 def _of_two_overflows() -> tfmp.LossScaleManager:
@@ -95,7 +96,7 @@ _REPLAYED: dict[str, tuple[Callable[[], _Training], str, int, list[float]]] = {
     "both updates are skipped": (lambda: _Training(64.0, 32.0, scale=32.0), "with_two_updates", 5, [-4, -4, 8, 4]),
     # A dropped step is repeated for an overflow and for nothing else.
     "dropped": (lambda: _Training(64.0, scale=64.0), "dropped", 5, [0, 16, 3]),
-    "not enabled": (lambda: _Training(0.0, scale=_FIXED, enabled=False), "each", 5, [-math.inf, 1, 1]),
+    "not enabled": (lambda: _Training(0.0, scale=_fixed(), enabled=False), "each", 5, [-math.inf, 1, 1]),
 }
 #: Nothing is applied twice if a step is skipped in part: the error, and the state after it without the calls.
 _IN_PART: dict[str, tuple[Callable[[], _Training], str, str, list[float]]] = {
