@@ -1,4 +1,7 @@
-"""Tests that every manager must pass, with every setting. For a new manager, add a row to the tables below."""
+"""Tests that every manager must pass, with every setting, and what the base class gives one that has no rule.
+
+For a new manager, add a row to the tables below.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfmp
+from tfmp.core.managers import validated_manager
 from tfmp.core.managers.step_counters import LossScaleStatus
 
 tf1 = tf.compat.v1
@@ -21,14 +25,21 @@ class _Legacy(tfmp.LossScaleManager):
     """A manager as scripts wrote them for tf.contrib, where a subclass need not call the base class' constructor."""
 
     def __init__(self) -> None:
-        self.seen: list[tf.Tensor] = []
+        self.updates = 0
 
     def get_loss_scale(self) -> tf.Tensor:
         return tf.constant(8.0)
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        self.seen = [*self.seen, finite_grads]
+        del finite_grads
+        self.updates += 1
         return tf.no_op()
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.bool)] * 2)
+    def step(self, applied: tf.Tensor, finite: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Count a step: the function with which the manager is exported."""
+        self.note_step(applied, finite)
+        return self.get_status()._asdict()
 
 
 def _exponential(**settings: Any) -> Make:
@@ -91,25 +102,8 @@ def test_every_manager_counts_steps_and_tells_a_dropped_micro_batch_from_a_skipp
     assert status.loss_scale.shape == []
 
 
-@pytest.mark.graph
 @_each(_MANAGERS)
-def test_status_of_a_graph_is_read_once_and_anew_after_a_step(make: Make) -> None:
-    manager = make()
-    with tf.Graph().as_default() as graph, tf1.Session() as session:
-        step = manager.note_step(tf.constant(False))
-        status = manager.get_status()
-        with tf.control_dependencies([step]):
-            after = manager.get_status()
-        graph.finalize()
-        assert all(again is tensor for again, tensor in zip(manager.get_status(), status, strict=True))
-        assert session.run(after.attempted_steps) == 1
-        assert session.run(status.attempted_steps) == 1
-
-
-@_each(_MANAGERS)
-def test_scale_shrinks_after_skips_per_backoff_skipped_steps_down_to_the_lowest(
-    make: Make, request: pytest.FixtureRequest
-) -> None:
+def test_scale_shrinks_after_skips_per_backoff_down_to_the_lowest(make: Make, request: pytest.FixtureRequest) -> None:
     manager, name, scales = make(), request.node.callspec.id, []
     for _ in range(25):
         _update(manager, False)
@@ -124,43 +118,31 @@ def test_scale_shrinks_after_skips_per_backoff_skipped_steps_down_to_the_lowest(
 
 @pytest.mark.graph
 @_each(_MANAGERS)
-def test_every_manager_works_in_a_graph_other_than_its_own(make: Make) -> None:
+def test_every_manager_works_in_graphs_other_than_its_own_and_its_status_is_read_once(make: Make) -> None:
     manager = make()
     for _ in range(2):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            finite = tf1.placeholder(tf.bool, [])
+        with tf.Graph().as_default() as graph, tf1.Session() as session:
+            finite, watched = tf1.placeholder(tf.bool, []), list(manager.get_status())
             step = [_update(manager, finite), manager.note_step(finite, finite)]
-            watched = list(manager.get_status())
+            with tf.control_dependencies(step):
+                after = manager.get_status()
             session.run(tf1.global_variables_initializer())
+            graph.finalize()
+            assert all(again is tensor for again, tensor in zip(manager.get_status(), watched, strict=True))
             assert session.run(watched) == [8, True, True, 0, 0, 0, 0]
-            session.run(step, {finite: True})
+            assert session.run(after, {finite: True}).attempted_steps == 1
             session.run(step, {finite: False})
             assert session.run(watched)[1:] == [False, False, 2, 1, 1, 1]
 
 
-@pytest.mark.graph
-@_each(_WITH_STATE)
-def test_each_update_in_a_graph_takes_the_name_of_a_conditional(make: Make) -> None:
-    manager = make()
-    with tf.Graph().as_default():
-        _update(manager, tf.constant(True))
-        _update(manager, tf.constant(True))
-        names = {variable.op.name.removesuffix("/value") for variable in tf1.global_variables()}
-        # The names of variables that are made later, and so the keys of old checkpoints, depend on it.
-        with tf1.name_scope("cond") as scope:
-            assert scope == "cond_2/"
-    assert names == set(manager.state.read()._fields)
-
-
 @_each(_WITH_STATE)
 def test_state_evolves_alike_in_functions_and_eager_mode(make: Make) -> None:
-    eager, traced = make(), make()
+    eager, traced, scales = make(), make(), []
 
     @tf.function
     def update(finite: tf.Tensor) -> None:
         _update(traced, finite)
 
-    scales = []
     for finite in _STEPS:
         _update(eager, finite)
         update(tf.constant(finite))
@@ -171,12 +153,15 @@ def test_state_evolves_alike_in_functions_and_eager_mode(make: Make) -> None:
 
 @pytest.mark.graph
 @_each(_WITH_STATE)
-def test_variables_of_a_graph_follow_next_state_and_a_saver_saves_them(
-    make: Make, session: tf1.Session, tmp_path: Path
-) -> None:
+def test_variables_of_a_graph_follow_next_state_and_are_saved(make: Make, session: tf1.Session, tmp_path: Path) -> None:
     manager = make()
     finite = tf1.placeholder(tf.bool, [])
-    with tf.control_dependencies([_update(manager, finite), manager.note_step(finite, finite)]):
+    _, update = [_update(manager, finite) for _ in range(2)]
+    # Each update takes the name of a conditional: the names of variables that are made later depend on it, and so the
+    # keys of old checkpoints.
+    with tf1.name_scope("cond") as scope:
+        assert scope == "cond_2/"
+    with tf.control_dependencies([update, manager.note_step(finite, finite)]):
         after = manager.state.read()
     before = type(after)(*(tf1.placeholder(field.dtype, []) for field in after))
     by_rule = manager.next_state(before, finite, *_max_abs(manager, finite))
@@ -211,38 +196,38 @@ def test_checkpoint_and_state_dict_move_the_state_of_eager_code(make: Make, tmp_
 
 
 @_each(_WITH_STATE)
-def test_store_in_moves_the_current_state_into_new_variables(make: Make) -> None:
-    manager = make()
-    _update(manager, False)
-    manager.note_step(tf.constant(False))
-    made = {}
+@pytest.mark.parametrize("skips", [0, 1])
+def test_store_in_moves_the_current_state_into_new_variables(make: Make, skips: int) -> None:
+    manager, made = make(), {}
 
-    def add_variable(name: str, initial_value: np.generic) -> tf.Variable:
-        made[name] = tf.Variable(initial_value, trainable=False)
-        return made[name]
-
-    before = manager.state_dict()
-    manager.store_in(add_variable)
-    assert {name: variable.numpy().item() for name, variable in made.items()} == {
-        **before,
-        **{"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "last_step_applied": False},
-    }
-    for _ in range(4):
+    def skip() -> None:
         _update(manager, False)
         manager.note_step(tf.constant(False))
+
+    def add_variable(name: str, initial_value: np.generic) -> tf.Variable:
+        made[name] = tf.Variable(initial_value, trainable=False, name="of_host")
+        return made[name]
+
+    def only_of_host(make: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+        # Nothing is made a first time, only to be copied.
+        assert settings["name"] == "of_host"
+        return make(**settings)
+
+    if skips:
+        skip()
+        before = manager.state_dict()
+        manager.store_in(add_variable)
+    else:
+        with tf.variable_creator_scope(only_of_host):
+            manager.store_in(add_variable)
+        before = manager.state_dict()
+    counts = {"applied_steps": 0, "skipped_steps": skips, "consecutive_skipped_steps": skips}
+    found = {name: variable.numpy().item() for name, variable in made.items()}
+    assert list(found.items()) == [*before.items(), *counts.items(), ("last_step_applied", not skips)]
+    for _ in range(4):
+        skip()
     assert float(made["loss_scale"]) == float(manager.get_loss_scale()) < 8
-    assert int(made["skipped_steps"]) == int(manager.get_status().skipped_steps) == 5
-
-
-@_each(_WITH_STATE)
-@pytest.mark.parametrize("restored", [0.0, math.inf, math.nan])
-@pytest.mark.parametrize("finite", [True, False])
-def test_invalid_restored_scale_is_corrected_by_the_next_step(make: Make, restored: float, finite: bool) -> None:
-    manager = make()
-    manager.state.create().loss_scale.assign(restored)
-    _update(manager, finite)
-    highest = manager.get_config()["max_loss_scale"] or float(np.finfo(np.float32).max)
-    assert manager.lowest_loss_scale <= float(manager.get_loss_scale()) <= highest
+    assert int(made["skipped_steps"]) == int(manager.get_status().skipped_steps) == 4 + skips
 
 
 @_each(_WITH_CONFIG)
@@ -274,6 +259,26 @@ def test_settings_can_be_read_and_neither_changed_nor_misspelled_and_methods_can
     assert float(manager.get_loss_scale()) == 2
 
 
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("kind", "given", "state"),
+    [
+        *(
+            ("tolerance", {"loss_scale": math.nan, "good_steps": 1, "bad_steps": bad}, [8, 1, bad, 0])
+            for bad in (-1, 0, 1)
+        ),
+        ("log max", {"loss_scale": 100}, [128, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_continue_from_is_an_op_in_a_graph(session: tf1.Session, kind: str, given: Any, state: list[float]) -> None:
+    manager = {"tolerance": _exponential(tolerance=0.25, hysteresis=2), "log max": _WITH_STATE["log max"]}[kind]()
+    set_state = manager.continue_from(**given)
+    session.run(tf1.global_variables_initializer())
+    session.run(_update(manager, False))
+    session.run(set_state)
+    assert list(session.run(manager.state.read())) == state
+
+
 @pytest.mark.parametrize("base", [tfmp.ExponentialUpdateLossScaleManager, tfmp.FixedLossScaleManager])
 def test_subclass_of_the_user_has_attributes_of_its_own(base: Any) -> None:
     class Own(base):
@@ -289,3 +294,87 @@ def test_subclass_of_the_user_has_attributes_of_its_own(base: Any) -> None:
     assert manager.get_config() == {"halving": 6}
     if base is not tfmp.FixedLossScaleManager:
         assert (manager.incr_every_n_steps, manager.init_loss_scale) == (3, 8)
+
+
+def test_manager_that_knows_no_bounds_and_has_no_state_promises_and_saves_nothing() -> None:
+    manager = _Legacy()
+    assert (manager.lowest_loss_scale, manager.skips_per_backoff, manager.needs_max_abs) == (0, None, False)
+    assert manager.state_dict() == {}
+    manager.load_state_dict({})
+    for call, error, message in [
+        (lambda: manager.set_loss_scale(4.0), NotImplementedError, "the scale of a _Legacy cannot be set"),
+        (manager.get_config, NotImplementedError, "_Legacy has no get_config, which saving a model needs"),
+        (lambda: manager.load_state_dict({"loss_scale": 8.0}), ValueError, "a _Legacy keeps nothing, got loss_scale"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_exported_manager_counts_steps_and_dropped_micro_batches(tmp_path: Path) -> None:
+    tf.saved_model.save(_Legacy(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    loaded.step(tf.constant(False), tf.constant(False))
+    status = loaded.step(tf.constant(True), tf.constant(False))
+    assert {name: value.numpy().item() for name, value in status.items()} == {
+        **{"loss_scale": 8, "last_step_applied": True, "last_step_finite": False, "attempted_steps": 2},
+        **{"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 0},
+    }
+
+
+def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
+    manager = _Legacy()
+    assert validated_manager(manager) is manager
+    with pytest.raises(TypeError, match=r"manager must be a tfmp\.LossScaleManager, got 1024 of type int: .*Fixed"):
+        validated_manager(1024, "manager")
+
+
+@pytest.mark.graph
+def test_manager_shows_its_settings_and_in_eager_programs_its_state_also_while_a_function_is_traced() -> None:
+    def make() -> tfmp.LossScaleManager:
+        return tfmp.ExponentialUpdateLossScaleManager(8, incr_every_n_steps=2)
+
+    assert repr(_Legacy()) == "<_Legacy()>"
+    settings, shown = "<ExponentialUpdateLossScaleManager(init_loss_scale=8.0, incr_every_n_steps=2)", []
+    with tf.Graph().as_default():
+        assert repr(make()) == settings + ">"
+    if tf1.executing_eagerly():
+        manager = make()
+        tf.function(lambda: shown.append(repr(manager)))()
+        assert {repr(manager), *shown} == {settings + ": loss_scale=8.0, good_steps=0, bad_steps=0>"}
+
+
+@pytest.mark.graph
+def test_fixed_manager_has_one_constant_in_a_graph_and_no_variable(session: tf1.Session) -> None:
+    manager = tfmp.FixedLossScaleManager(8)
+    assert manager.get_loss_scale() is manager.get_loss_scale()
+    assert session.run([manager.get_loss_scale(), manager.update_loss_scale(tf.constant(False))]) == [8, None]
+    assert tf1.global_variables() == []
+    assert manager.lowest_loss_scale == 8
+
+
+@pytest.mark.graph
+def test_variables_are_made_after_the_settings_are_checked(session: tf1.Session) -> None:
+    del session
+    with pytest.raises(ValueError, match=r"^init_loss_scale must be a float32 number of at least 10, got 8: "):
+        _exponential(min_loss_scale=10)()
+    assert tf1.global_variables() == []
+    _exponential()()
+    # Those of resource variables end in /value, those of reference variables do not.
+    names = [variable.op.name.removesuffix("/value") for variable in tf1.global_variables()]
+    assert names == ["loss_scale", "good_steps", "bad_steps"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_what_was_read_does_not_change_with_a_later_step(compiled: bool) -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(8, 100, 1, decr_ratio=0.5, min_loss_scale=2)
+    status = manager.get_status()
+
+    def step() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        before = manager.get_loss_scale()
+        manager.update_loss_scale(tf.constant(False))
+        manager.note_step(tf.constant(False))
+        return before, manager.state.read().loss_scale, manager.state.get("good_steps")
+
+    scales = [[float(each) for each in (tf.function(step) if compiled else step)()] for _ in range(2)]
+    assert scales == [[8, 4, 0], [4, 2, 0]]
+    assert (float(status.loss_scale), int(status.attempted_steps)) == (8, 0)

@@ -1,8 +1,11 @@
-"""What managers, and the values that describe them, refuse: each message names the setting and shows its value."""
+"""What describes a manager: every kind of value, and what is refused with the name of the setting and its value."""
 
+import copy
+import inspect
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,99 @@ import pytest
 
 import tfmp
 from tfmp.core.managers.from_config import dynamic_manager, manager_of_wrapper
+
+#: Every argument of each manager: its value by default, and another.
+_SETTINGS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "dynamic": {
+        "init_loss_scale": (2**15, 8),
+        "incr_every_n_steps": (2000, 7),
+        "decr_every_n_nan_or_inf": (1, 3),
+        "incr_ratio": (2, 4),
+        "decr_ratio": (0.5, 0.25),
+        "min_loss_scale": (1, 2),
+        "max_loss_scale": (None, 16),
+        "hysteresis": (1, 5),
+        "consecutive_hysteresis": (False, True),
+        "tolerance": (0, 0.5),
+    },
+    "static": {"loss_scale": (2**15, 8)},
+    "log_max": {
+        "init_loss_scale": (2**15, 8),
+        "limit": (65504, 1000),
+        "deviations": (3, 1000),
+        "mean_decay": (0.99, 0.5),
+        "deviation_decay": (0.999, 0.75),
+        "incr_every_n_steps": (1000, 7),
+        "min_loss_scale": (1, 2),
+        "max_loss_scale": (2**24, 16),
+    },
+}
+
+
+def _default(mode: str) -> dict[str, Any]:
+    return {name: default for name, (default, _) in _SETTINGS[mode].items()}
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("mode", _SETTINGS)
+def test_each_mode_has_the_documented_defaults_and_accepts_every_argument_of_its_manager(mode: str) -> None:
+    assert tfmp.get_loss_scale_manager(mode).get_config() == _default(mode)
+    given = {name: other for name, (_, other) in _SETTINGS[mode].items()}
+    manager = tfmp.get_loss_scale_manager({"mode": mode, **given})
+    assert manager.get_config() == given
+    assert set(given) == set(inspect.signature(type(manager)).parameters)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(
+    ("spec", "mode", "given"),
+    [
+        (512, "static", {"loss_scale": 512}),
+        (np.float32(512), "static", {"loss_scale": 512}),
+        ({"mode": "static", "init_scale": 512.0}, "static", {"loss_scale": 512}),
+        ({"mode": "static"}, "static", {}),
+        ("fixed", "static", {}),
+        ({"mode": "fixed", "loss_scale": 512}, "static", {"loss_scale": 512}),
+        ("dynamic", "dynamic", {}),
+        ({}, "dynamic", {}),
+        ({"init_scale": 512.0, "mode": "dynamic"}, "dynamic", {"init_loss_scale": 512}),
+        ({"max_loss_scale": 1024}, "dynamic", {"init_loss_scale": 1024, "max_loss_scale": 1024}),
+        ({"min_loss_scale": 2**20}, "dynamic", {"init_loss_scale": 2**20, "min_loss_scale": 2**20}),
+        (
+            {"scale_factor": 4.0, "scale_window": 100},
+            "dynamic",
+            {"incr_ratio": 4, "decr_ratio": 0.25, "incr_every_n_steps": 100},
+        ),
+        (
+            {"growth_factor": 3, "backoff_factor": 0.75, "growth_interval": 7, "hysteresis": 2, "min_loss_scale": 0.5},
+            "dynamic",
+            {"incr_ratio": 3, "decr_ratio": 0.75, "incr_every_n_steps": 7, "hysteresis": 2, "min_loss_scale": 0.5},
+        ),
+        ("log_max", "log_max", {}),
+        ({"mode": "log_max", "max_loss_scale": 16}, "log_max", {"init_loss_scale": 16, "max_loss_scale": 16}),
+        ({"mode": "log_max", "init_scale": 8, "deviations": 2}, "log_max", {"init_loss_scale": 8, "deviations": 2}),
+    ],
+)
+def test_each_value_describes_its_manager(spec: Any, mode: str, given: dict[str, Any]) -> None:
+    before = copy.copy(spec)
+    for made in (tfmp.get_loss_scale_manager(spec), manager_of_wrapper(spec)):
+        assert type(made) is type(tfmp.get_loss_scale_manager(mode))
+        assert made.get_config() == _default(mode) | given
+    assert spec == before
+
+
+@pytest.mark.graph
+def test_manager_and_numbers_of_numpy_are_taken() -> None:
+    manager = tfmp.ExponentialUpdateLossScaleManager(np.float32(8), np.int64(10), incr_ratio=np.float64(4))
+    assert manager.get_config().items() >= {"init_loss_scale": 8, "incr_every_n_steps": 10, "incr_ratio": 4}.items()
+    assert tfmp.get_loss_scale_manager(manager) is manager
+
+
+@pytest.mark.graph
+def test_dynamic_manager_has_the_rule_of_keras() -> None:
+    assert dynamic_manager().get_config() == _default("dynamic")
+    own = dynamic_manager(initial_scale=8, dynamic_growth_steps=7)
+    assert own.get_config() == _default("dynamic") | {"init_loss_scale": 8, "incr_every_n_steps": 7}
 
 
 def _exponential(init_loss_scale: Any = 1024, **settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
@@ -35,8 +131,16 @@ _OUT_OF_RANGE = {
         (0.5, "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale"),
         (1e39, "loss_scale must be a float32 number of at least 1, got 1e+39."),
         (math.inf, "loss_scale must be finite, got inf."),
+        *(
+            (number(10**400), "loss_scale must be within the range of a float, got about 2**1329.")
+            for number in (int, Fraction)
+        ),
     ],
     "exponential": [
+        *(
+            ({"incr_every_n_steps": bad}, f"incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got {bad}.")
+            for bad in (1.5, 2**31)
+        ),
         ({"init_loss_scale": 0.5}, "init_loss_scale must be a float32 number of at least 1, got 0.5: a manager with"),
         ({"incr_every_n_steps": 0}, "incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got 0."),
         ({"decr_every_n_nan_or_inf": -1}, "decr_every_n_nan_or_inf must be a whole number from 1 to 2**31 - 1, got -1"),
@@ -77,13 +181,10 @@ _OUT_OF_RANGE = {
     "described": [
         ("Dynamic", "the mode of a loss scale is one of dynamic, static, fixed, log_max; got 'Dynamic'."),
         ({"mode": ["dynamic"]}, "the mode of a loss scale is one of dynamic, static, fixed, log_max; got ['dynamic']."),
-        (
-            {"mode": "static", "scale_window": 8},
-            "a loss scale of mode 'static' has no setting 'scale_window'; it takes loss_scale, init_loss_scale, init",
-        ),
+        ({"mode": "static", "scale_window": 8}, "a loss scale of mode 'static' has no setting 'scale_window'; it take"),
         (
             {"growth": 8},
-            "a loss scale of mode 'dynamic' has no setting 'growth'; it takes init_loss_scale, incr_every_n_steps, d",
+            "a loss scale of mode 'dynamic' has no setting 'growth'; it takes init_loss_scale, incr_every_n",
         ),
         ({"mode": "log_max", "scale_factor": 2}, "a loss scale of mode 'log_max' has no setting 'scale_factor'; it "),
         ({"init_scale": 8, "init_loss_scale": 8}, "init_scale and init_loss_scale are the same setting: give one"),
@@ -100,7 +201,7 @@ _OUT_OF_RANGE = {
         ),
         (
             {"init_scale": 4, "max_loss_scale": 2},
-            "init_scale (init_loss_scale) must not be greater than max_loss_scale, got 4 and 2.",
+            "init_scale (init_loss_scale) must not be greater than max_loss_scale",
         ),
         ({"max_loss_scale": math.nan}, "max_loss_scale must be finite, got nan."),
         ({"mode": "log_max", "max_loss_scale": 1000}, "max_loss_scale must be a power of two, got 1000.0."),
@@ -113,9 +214,9 @@ _OUT_OF_RANGE = {
 }
 
 _OF_ANOTHER_TYPE = {
-    "fixed": [(bad, f"loss_scale must be a number, got {bad!r} of type") for bad in (None, "8", True)],
+    "fixed": [(bad, f"loss_scale must be a number, got {bad!r} of type") for bad in (None, "8", True, 1j)],
     "exponential": [
-        ({"consecutive_hysteresis": 1}, "consecutive_hysteresis must be True or False, got 1 of type int."),
+        ({"consecutive_hysteresis": 1}, "consecutive_hysteresis must be True or False, got 1 of type int.")
     ],
     "continued": [
         ({"loss_scale": bad}, f"loss_scale must be a number, got {bad!r} of type") for bad in (None, "8", True, [8])
@@ -130,28 +231,17 @@ _OF_ANOTHER_TYPE = {
     "as Keras": [({"initial_scale": "8"}, "initial_scale must be a number, got '8' of type str.")],
     "described": [
         ({"scale_factor": "2"}, "scale_factor must be a number, got '2' of type str."),
-        (
-            {"init_scale": "incr_ratio, got 8"},
-            "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8' of type str.",
-        ),
+        ({"init_scale": "incr_ratio, got"}, "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got' of "),
         ({"max_loss_scale": "8"}, "max_loss_scale must be a number, got '8' of type str."),
         ({"min_loss_scale": "8"}, "min_loss_scale must be a number, got '8' of type str."),
-        (True, "a loss scale is described by a tfmp.LossScaleManager, a number, a name or a dict with one of the mode"),
-        (
-            [512],
-            "a loss scale is described by a tfmp.LossScaleManager, a number, a name or a dict with one of the mode",
-        ),
+        *((bad, "a loss scale is described by a tfmp.LossScaleManager, a number, a name or ") for bad in (True, [512])),
         (None, 'None describes no loss scale: pass 1 for no scaling, or "dynamic" for the default.'),
-        (
-            tfmp.FixedLossScaleManager,
-            "the loss-scale manager is the class FixedLossScaleManager: pass an object of it, FixedLossScaleManager(",
-        ),
+        (tfmp.FixedLossScaleManager, "the loss-scale manager is the class FixedLossScaleManager: pass an object of it"),
     ],
     "of a wrapper": [
         (
             bad,
-            'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got '
-            + f"{bad}.",
+            f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got {bad}.',
         )
         for bad in (None, True, False)
     ],
@@ -162,24 +252,15 @@ _OF_ANOTHER_TYPE = {
 @pytest.mark.parametrize(
     ("call", "given", "error", "message"),
     [
-        pytest.param(call, given, error, message, id=f"{call}: {given}")
+        pytest.param(call, given, error, message, id=f"{call}: {given}"[:80])
         for error, table in ((ValueError, _OUT_OF_RANGE), (TypeError, _OF_ANOTHER_TYPE))
         for call, rows in table.items()
         for given, message in rows
     ],
 )
-def test_setting_is_refused_with_its_name_and_its_value(
-    call: str, given: Any, error: type[Exception], message: str
-) -> None:
+def test_setting_is_refused_by_name_and_value(call: str, given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         _CALLS[call](given)
-
-
-@pytest.mark.graph
-def test_manager_and_numbers_of_numpy_are_taken() -> None:
-    manager = _exponential(np.float32(8), incr_every_n_steps=np.int64(10), incr_ratio=np.float64(4))
-    assert manager.get_config().items() >= {"init_loss_scale": 8, "incr_every_n_steps": 10, "incr_ratio": 4}.items()
-    assert tfmp.get_loss_scale_manager(manager) is manager
 
 
 _BOUNDS = {"min_loss_scale": 2, "max_loss_scale": 16}
@@ -197,30 +278,31 @@ _LEAST = {
 }
 
 
+_COUNT = "must be a whole number from {} to 2**31 - 1, got {}"
+
+
 @pytest.mark.parametrize(
-    ("kind", "wrong", "message"),
+    ("kind", "name", "wrong", "message"),
     [
-        ("exponential", {"loss_scale": 1.5}, "loss_scale must be a float32 number of at least 2, got 1.5"),
-        ("exponential", {"loss_scale": 17.0}, "loss_scale must not be greater than max_loss_scale, got 17.0."),
-        ("exponential", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
-        ("exponential", {"bad_steps": -2}, "bad_steps must be a whole number from -1 to 2**31 - 1, got -2."),
-        ("exponential", {"steps_since_change": -1}, "steps_since_change must be a whole number from 0 to 2**31 - 1, "),
-        ("exponential", {"good_steps": "none"}, "good_steps must be a number, got 'none' of type str."),
-        ("log max", {"loss_scale": 0.0}, "loss_scale must be a float32 number of at least 1.17549e-38, got 0.0"),
-        ("log max", {"log_mean": math.inf}, "log_mean must be finite, got inf."),
-        ("log max", {"log_variance": math.nan}, "log_variance must be finite, got nan."),
-        ("log max", {"observations": -1}, "observations must be a whole number from 0 to 2**31 - 1, got -1."),
-        ("log max", {"margin": 0.5}, "margin must be a whole number from 0 to 2**31 - 1, got 0.5."),
-        ("log max", {"good_steps": -1}, "good_steps must be a whole number from 0 to 2**31 - 1, got -1."),
+        ("exponential", "loss_scale", 1.5, "must be a float32 number of at least 2, got 1.5"),
+        ("exponential", "loss_scale", 17.0, "must not be greater than max_loss_scale, got 17.0."),
+        ("exponential", "good_steps", -1, _COUNT.format(0, -1)),
+        ("exponential", "bad_steps", -2, _COUNT.format(-1, -2)),
+        ("exponential", "steps_since_change", -1, _COUNT.format(0, -1)),
+        ("exponential", "good_steps", "none", "must be a number, got 'none' of type str."),
+        ("log max", "loss_scale", 0.0, "must be a float32 number of at least 1.17549e-38, got 0.0"),
+        ("log max", "log_mean", math.inf, "must be finite, got inf."),
+        ("log max", "log_variance", math.nan, "must be finite, got nan."),
+        ("log max", "observations", -1, _COUNT.format(0, -1)),
+        ("log max", "margin", 0.5, _COUNT.format(0, 0.5)),
+        ("log max", "good_steps", -1, _COUNT.format(0, -1)),
     ],
 )
-def test_state_that_the_rule_cannot_continue_from_is_refused_whole(
-    kind: str, wrong: dict[str, Any], message: str
-) -> None:
+def test_state_that_the_rule_cannot_take_is_refused_whole(kind: str, name: str, wrong: Any, message: str) -> None:
     manager = _STATEFUL[kind]()
     before = manager.state_dict()
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
-        manager.load_state_dict(_LEAST[kind] | wrong)
+    with pytest.raises((TypeError, ValueError), match=f"^{name} {re.escape(message)}"):
+        manager.load_state_dict(_LEAST[kind] | {name: wrong})
     assert manager.state_dict() == before
     with pytest.raises(TypeError, match=r"^state_dict must be a mapping from names to numbers, as .*, got 8.0 of type"):
         manager.load_state_dict(8.0)  # type: ignore[arg-type]
