@@ -1,4 +1,9 @@
+"""Scaling and unscaling, the forms of gradients, and which gradients a user has unscaled."""
+
+import gc
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfmp.core.gradients import arithmetic, finiteness
-from tfmp.types import Gradient
-
-
-def _numbers(grad: Gradient) -> list[float]:
-    return (grad.values if isinstance(grad, tf.IndexedSlices) else grad).numpy().tolist()
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 
 
 @of_every_type
@@ -31,16 +32,14 @@ def test_integer_loss_is_refused() -> None:
 @of_every_type
 def test_unscaled_gradient_has_true_magnitude_and_keeps_its_form(dtype: tf.DType, form: str) -> None:
     grad = gradient([8.0, -16.0], dtype, form)
-    (unscaled,) = arithmetic.unscale([grad], tf.constant(2.0**25))
-    assert type(unscaled) is type(grad)
+    unscaled, none = arithmetic.unscale([grad, None], tf.constant(2.0**25))
+    assert (type(unscaled), none) == (type(grad), None)
     assert unscaled.dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
-    assert _numbers(unscaled) == [2.0**-22, -(2.0**-21)]
+    values = unscaled.values if form == "indexed" else unscaled
+    assert values.numpy().tolist() == [2.0**-22, -(2.0**-21)]
 
 
-@given(
-    st.lists(st.floats(-1e4, 1e4, width=32, allow_subnormal=False), min_size=1, max_size=5),
-    st.integers(0, 60),
-)
+@given(st.lists(st.floats(-1e4, 1e4, width=32, allow_subnormal=False), min_size=1, max_size=5), st.integers(0, 60))
 def test_power_of_two_scale_is_exactly_undone(values: list[float], exponent: int) -> None:
     values = [value for value in values if abs(value) > 2.0**-60] or [1.0]
     scale = tf.constant(2.0**exponent)
@@ -76,15 +75,11 @@ def test_any_gradient_is_shrunk_exactly_by_a_power_of_two(dtype: tf.DType, expon
 
 
 @pytest.mark.parametrize("exponent", [0, -1, -64])
-def test_gradient_does_not_become_0_by_a_factor_that_is_not_small(exponent: int) -> None:
-    smallest = 2.0 ** (-126 - exponent)
-    assert float(arithmetic.shrink(tf.constant(smallest), tf.constant(2.0**exponent, tf.float64))) == 2.0**-126
-
-
-def test_gradient_that_is_not_shrunk_is_not_copied_in_eager_code() -> None:
-    grad, one = tf.constant([1.0, 2.0]), tf.constant(1.0, tf.float64)
-    assert arithmetic.shrink(grad, one) is grad
-    assert tf.function(arithmetic.shrink)(grad, one) is not grad
+def test_gradient_does_not_become_0_by_a_factor_that_is_not_small_and_is_not_copied_by_1(exponent: int) -> None:
+    grad, factor = tf.constant(2.0 ** (-126 - exponent)), tf.constant(2.0**exponent, tf.float64)
+    assert float(arithmetic.shrink(grad, factor)) == 2.0**-126
+    assert (arithmetic.shrink(grad, factor) is grad) is (exponent == 0)
+    assert tf.function(arithmetic.shrink)(grad, factor) is not grad
 
 
 def test_cast_to_a_narrower_type_can_overflow_and_densify_sums_rows_with_the_same_index() -> None:
@@ -92,7 +87,6 @@ def test_cast_to_a_narrower_type_can_overflow_and_densify_sums_rows_with_the_sam
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 2]), tf.constant([3, 1]))
     assert arithmetic.densify(slices).numpy().tolist() == [[0.0], [0.0], [3.0]]
     # None stays None in all functions.
-    assert arithmetic.unscale([None], tf.constant(8.0)) == [None]
     assert (arithmetic.cast(None, tf.float16), arithmetic.densify(None)) == (None, None)
 
 
@@ -101,23 +95,24 @@ def _slices() -> tf.IndexedSlices:
 
 
 def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
-    forms = arithmetic.forms([tf.constant(1.0), None, _slices()])
+    grads = [tf.constant(1.0), None, _slices()]
+    forms = arithmetic.forms(grads)
     assert forms.dtype == tf.bool
     assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
     assert (arithmetic.forms([]).dtype, arithmetic.forms([]).shape) == (tf.bool, [0, 2])
-    assert [arithmetic.is_sparse(grad) for grad in (tf.constant(1.0), None, _slices())] == [False, False, True]
+    assert list(map(arithmetic.is_sparse, grads)) == [False, False, True]
 
 
 def test_functions_are_applied_to_the_parts_of_each_form() -> None:
-    slices, shape = _slices(), [4, 1]
-    mapped = arithmetic.map_parts(tf.negative, tf.square, lambda indices: indices + 1, slices)
-    assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], [3, 1])
-    assert mapped.dense_shape.numpy().tolist() == shape
+    slices = _slices()
+    for mapped, indices in [
+        (arithmetic.map_parts(tf.negative, tf.square, lambda indices: indices + 1, slices), [3, 1]),
+        (arithmetic.map_values(tf.square, slices), [2, 0]),
+    ]:
+        assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], indices)
+        assert mapped.dense_shape.numpy().tolist() == [4, 1]
     assert float(arithmetic.map_parts(tf.negative, tf.square, tf.identity, tf.constant(3.0))) == -3
     assert arithmetic.map_parts(tf.negative, tf.square, tf.identity, None) is None
-    mapped = arithmetic.map_values(tf.square, slices)
-    assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], [2, 0])
-    assert mapped.dense_shape.numpy().tolist() == shape
     assert float(arithmetic.map_values(tf.square, np.float32(3))) == 9
 
 
@@ -141,3 +136,101 @@ def test_rows_with_a_value_other_than_0_are_found(jit_compile: bool, indices: li
     assert found.indices.numpy().tolist() == indices
     np.testing.assert_array_equal(found.values, values[indices])
     assert found.dense_shape.numpy().tolist() == shape
+
+
+def _sparse(value: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.constant([value]), tf.constant([0]), tf.constant([2]))
+
+
+def _rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    return tf.IndexedSlices(grad.values, grad.indices, grad.dense_shape)
+
+
+def test_tensors_are_known_by_identity_and_sparse_gradients_by_their_values() -> None:
+    dense, sparse, result = tf.constant(8.0), _sparse(8.0), _sparse(1.0)
+    unscaled = UnscaledGradients()
+    unscaled.add([dense, None, sparse], [dense / 8, None, result])
+    given = [dense, sparse, _rows(sparse), sparse.values]
+    others = [None, tf.constant(8.0), _sparse(8.0), result, 8.0]
+    assert [unscaled.got(grad) for grad in [*given, *others]] == [True] * 4 + [False] * 5
+    assert [unscaled.returned(grad) for grad in [result, _rows(result), sparse, None]] == [True, True, False, False]
+    assert unscaled.count == 2
+
+
+def test_what_was_made_before_the_first_result_precedes_all() -> None:
+    first, second, unscaled = tf.constant(8.0), tf.constant(16.0), UnscaledGradients()
+    assert not unscaled.precede(first)
+    results = [first / 8]
+    unscaled.add([first], results)
+    between = tf.constant(24.0)
+    unscaled.add([second], [second / 8])
+    assert unscaled.count == 2
+    known = [first, second, *results, between, tf.minimum(results[0], 0.5), None, 8.0, tf.Variable(1.0)]
+    assert [unscaled.precede(grad) for grad in known] == [True, True] + [False] * 6
+
+
+def test_tensors_of_a_function_have_their_order_too() -> None:
+    found = []
+
+    @tf.function
+    def trace(scaled: tf.Tensor) -> None:
+        unscaled, rest = UnscaledGradients(), scaled * 2
+        result = scaled / 8
+        unscaled.add([scaled], [result])
+        found.extend((unscaled.got(scaled), *map(unscaled.precede, (scaled, rest, result, result * 2))))
+
+    trace(tf.constant(8.0))
+    assert found == [True, True, True, False, False]
+
+
+def test_graph_tells_what_is_computed_from_scaled_gradients_and_not_from_results() -> None:
+    found = []
+
+    @tf.function
+    def trace(first: tf.Tensor, second: tf.Tensor) -> None:
+        parts = UnscaledGradients(), UnscaledGradients()
+        older, results = first * 2, [first / 8]
+        parts[0].add([first], results)
+        lazy = second * 2
+        results.append(lazy / 8)
+        parts[1].add([lazy], results[1:])
+        both = tf.linalg.global_norm([first, *results])
+        sparse = tf.IndexedSlices(tf.minimum(lazy, 0.5), tf.constant([0]))
+        within = tf.cond(tf.constant(True), lambda: tf.minimum(lazy, 0.5), lambda: lazy)
+        known = [tf.minimum(first, 0.5), tf.minimum(lazy, 0.5), sparse, within, first, older * 2]
+        known += [results[0], tf.minimum(results[1], 0.5), results[0] * both, tf.constant(1.0), None, tf.Variable]
+        found.extend(is_computed_from_scaled(grad, parts) for grad in known)
+
+    trace(tf.constant([8.0]), tf.constant([8.0]))
+    assert found == [True] * 4 + [False] * 8
+    unscaled = UnscaledGradients()
+    unscaled.add([tf.constant(8.0)], [tf.constant(1.0)])
+    assert not is_computed_from_scaled(tf.constant(1.0), [unscaled])
+
+
+@pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])
+def test_gradient_whose_values_can_be_replaced_is_refused(make: Callable[[list[float]], Any]) -> None:
+    unscaled, kept = UnscaledGradients(), make([8.0])
+    unscaled.add([kept], [tf.constant([1.0])])
+    assert not unscaled.got(make([8.0]))
+    with pytest.raises(RuntimeError, match=r"^a gradient is a \w+ that .* or copy its values first: tf.identity"):
+        unscaled.got(kept)
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    unscaled, given = UnscaledGradients(), [tf.constant(8.0)]
+    unscaled.add(given, [tf.constant(1.0)])
+    assert (len(unscaled._given), len(unscaled._returned)) == (1, 0)
+    given.clear()
+    gc.collect()
+    assert len(unscaled._given) == 0
+
+
+def test_zeros_are_known_by_their_values_or_in_a_graph_by_their_op() -> None:
+    assert [is_zero(grad) for grad in [tf.zeros([2]), _sparse(0.0), tf.constant([0.0, 1.0]), np.zeros(2), None]] == [
+        *[True] * 2,
+        *[False] * 3,
+    ]
+    with tf.Graph().as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, [None])
+        assert [is_zero(grad) for grad in [tf.zeros_like(fed), fed, fed * 0]] == [True, False, False]

@@ -28,6 +28,8 @@ def _by_value(grads: Gradients, limit: Any) -> list[Gradient]:
 
 
 _WAYS = [_by_value, tfmp.clip_by_norm, _by_global_norm]
+#: By tfmp and by TensorFlow.
+_GLOBAL = [tfmp.clip_by_global_norm, tf.clip_by_global_norm]
 
 
 def _numbers(grads: Gradients) -> list[list[float]]:
@@ -85,26 +87,22 @@ def test_norm_is_right_although_squares_overflow(mode: str) -> None:
     assert float(norm) == 2.0**128
 
 
-def test_float64_gradients_are_clipped_in_their_own_precision_and_range() -> None:
-    grads = [tf.constant([3e100, 4e100], tf.float64), tf.constant([3.1, -0.7], tf.float64)]
-    huge, small = tfmp.clip_by_norm(grads, 2.0)
+def test_edges_of_the_norm_are_those_of_tensorflow_or_better() -> None:
+    # In their own precision and range.
+    wide = [tf.constant([3e100, 4e100], tf.float64), tf.constant([3.1, -0.7], tf.float64)]
+    huge, small = tfmp.clip_by_norm(wide, 2.0)
     np.testing.assert_allclose(huge, [1.2, 1.6], rtol=1e-15)
-    np.testing.assert_allclose(small, tf.clip_by_norm(grads[1], 2.0), rtol=1e-15)
-
-
-def test_gradients_of_norm_zero_are_not_divided_by_it() -> None:
+    np.testing.assert_allclose(small, tf.clip_by_norm(wide[1], 2.0), rtol=1e-15)
+    # A norm of 0 divides nothing.
     zeros = [tf.zeros([2]), tf.zeros([0]), None]
     (by_global_norm, norm), by_norm = tfmp.clip_by_global_norm(zeros, 1.0), tfmp.clip_by_norm(zeros, 1.0)
     assert _numbers(by_global_norm) == _numbers(by_norm) == [[0.0, 0.0], []]
     assert float(norm) == 0
-
-
-def test_rows_with_the_same_index_count_separately_in_the_norm() -> None:
+    # Rows with the same index count separately.
     slices = tf.IndexedSlices(tf.constant([3.0, 4.0]), tf.constant([1, 1]), tf.constant([2]))
-    clipped, norm = tfmp.clip_by_global_norm([slices], 2.5)
-    of_tensorflow, norm_of_tensorflow = tf.clip_by_global_norm([slices], 2.5)
-    assert _numbers(clipped) == _numbers(of_tensorflow) == [[1.5, 2.0]]
-    assert float(norm) == float(norm_of_tensorflow) == 5
+    (clipped, norm), (expected, of_tensorflow) = (each([slices], 2.5) for each in _GLOBAL)
+    assert _numbers(clipped) == _numbers(expected) == [[1.5, 2.0]]
+    assert float(norm) == float(of_tensorflow) == 5
 
 
 def test_one_bound_may_be_a_tensor_of_a_graph() -> None:
@@ -119,9 +117,7 @@ def test_one_bound_may_be_a_tensor_of_a_graph() -> None:
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_limit_may_be_a_tensor_has_the_precision_of_float64_and_is_not_ignored_if_it_is_nan(
-    way: Callable[..., Any],
-) -> None:
+def test_limit_may_be_a_tensor_has_the_precision_of_float64_and_may_be_nan(way: Callable[..., Any]) -> None:
     grads = [tf.constant([3.0, 4.0])]
     assert _numbers(way(grads, tf.Variable(2.5, dtype=tf.float16))) == _numbers(way(grads, 2.5))
     assert _numbers(way([tf.constant([1.0], tf.float64)], 0.1)) == [[0.1]]
@@ -135,16 +131,13 @@ _VALUES = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
 @given(st.lists(st.lists(_VALUES, min_size=3, max_size=3), min_size=2, max_size=2), st.floats(2.0**-10, 2.0**14))
 def test_ordinary_gradients_are_clipped_as_by_tensorflow(values: list[list[float]], limit: float) -> None:
     grads = [tf.constant(values[0]), tf.IndexedSlices(tf.constant(values[1]), tf.constant([2, 0, 2]))]
-    clipped, norm = tfmp.clip_by_global_norm(grads, limit)
-    of_tensorflow, norm_of_tensorflow = tf.clip_by_global_norm(grads, limit)
-    np.testing.assert_allclose(_numbers(clipped), _numbers(of_tensorflow), rtol=1e-5, atol=1e-30)
-    np.testing.assert_allclose(norm, norm_of_tensorflow, rtol=1e-6, atol=1e-15)
-    of_tensorflow = [tf.clip_by_norm(grad, limit) for grad in grads]
-    np.testing.assert_allclose(
-        _numbers(tfmp.clip_by_norm(grads, limit)), _numbers(of_tensorflow), rtol=1e-5, atol=1e-30
-    )
-    of_tensorflow = [tf.clip_by_value(grad, -limit / 2, limit) for grad in grads]
-    assert _numbers(tfmp.clip_by_value(grads, -limit / 2, limit)) == _numbers(of_tensorflow)
+    (clipped, norm), (expected, of_tensorflow) = (each(grads, limit) for each in _GLOBAL)
+    np.testing.assert_allclose(_numbers(clipped), _numbers(expected), rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(norm, of_tensorflow, rtol=1e-6, atol=1e-15)
+    clipped, expected = tfmp.clip_by_norm(grads, limit), [tf.clip_by_norm(grad, limit) for grad in grads]
+    np.testing.assert_allclose(_numbers(clipped), _numbers(expected), rtol=1e-5, atol=1e-30)
+    expected = [tf.clip_by_value(grad, -limit / 2, limit) for grad in grads]
+    assert _numbers(tfmp.clip_by_value(grads, -limit / 2, limit)) == _numbers(expected)
 
 
 @pytest.mark.parametrize("way", [_by_value, tfmp.clip_by_norm])
@@ -156,44 +149,29 @@ def test_single_gradient_is_clipped_as_in_a_list(way: Callable[..., Any]) -> Non
         assert _numbers([single]) == _numbers(way([grad], 2))
 
 
-def _grad() -> tf.Tensor:
-    return tf.constant([1.0])
+_NORMS = (tfmp.clip_by_norm, tfmp.clip_by_global_norm)
 
 
-_NO_LIST = "grads must be a list of gradients, .* pass the gradients alone, without"
-
-
+# test_lists.py passes what is no list of gradients.
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("ways", "grads", "limits", "error", "message"),
     [
-        (lambda: tfmp.clip_by_global_norm(_grad(), 1.0), TypeError, "grads must be a list .* of type EagerTensor: p"),
-        *(
-            (lambda way=way, grads=grads: way(grads(), 1.0), error, message)
-            for way in _WAYS
-            for grads, error, message in [
-                (lambda: zip([_grad()], [_grad()], strict=True), TypeError, _NO_LIST),
-                (lambda: [(_grad(), tf.Variable(1.0))], TypeError, _NO_LIST),
-                (list, ValueError, "grads is empty: pass the gradients"),
-                (lambda: [None, None], ValueError, "every gradient is None: the loss depends on none of the variables"),
-            ]
-        ),
-        *(
-            (lambda way=way, norm=norm: way([_grad()], norm), error, message)
-            for way in (tfmp.clip_by_norm, tfmp.clip_by_global_norm)
-            for norm, error, message in [
-                (0, ValueError, "clip_norm must be greater than 0, got 0"),
-                (math.nan, ValueError, "clip_norm must be finite, got nan"),
-                (None, TypeError, "clip_norm must be a number, got None"),
-            ]
-        ),
-        (lambda: tfmp.clip_by_value(_grad(), 1, -1), ValueError, r"clip_value_min must not be greater .* 1 and -1\.$"),
-        (lambda: tfmp.clip_by_value(_grad(), 1, math.inf), ValueError, "clip_value_max must be finite, got inf"),
-        (lambda: tfmp.clip_by_value(_grad(), None, 1), TypeError, "clip_value_min must be a number, got None"),
+        (_WAYS, [], [1.0], ValueError, "grads is empty: pass the gradients"),
+        (_WAYS, [None] * 2, [1.0], ValueError, "every gradient is None: the loss depends on none of the variables"),
+        (_NORMS, [[1.0]], [0], ValueError, "clip_norm must be greater than 0, got 0"),
+        (_NORMS, [[1.0]], [math.nan], ValueError, "clip_norm must be finite, got nan"),
+        (_NORMS, [[1.0]], [None], TypeError, "clip_norm must be a number, got None"),
+        ([tfmp.clip_by_value], [[1.0]], [1, -1], ValueError, r"clip_value_min must not be greater .* 1 and -1\.$"),
+        ([tfmp.clip_by_value], [[1.0]], [1, math.inf], ValueError, "clip_value_max must be finite, got inf"),
+        ([tfmp.clip_by_value], [[1.0]], [None, 1], TypeError, "clip_value_min must be a number, got None"),
     ],
 )
-def test_wrong_argument_is_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
-        call()
+def test_wrong_argument_is_refused(
+    ways: Any, grads: list[Any], limits: list[Any], error: type[Exception], message: str
+) -> None:
+    for way in ways:
+        with pytest.raises(error, match=f"^{message}"):
+            way([None if grad is None else tf.constant(grad) for grad in grads], *limits)
 
 
 def _rows() -> tf.IndexedSlices:
@@ -205,10 +183,12 @@ def _dense() -> tf.Tensor:
 
 
 @pytest.mark.parametrize("make", [_dense, _rows])
-@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("mode", ["eager", "function", pytest.param("graph", marks=pytest.mark.graph)])
 def test_gradient_before_clipping_is_known_only_if_it_is_kept(make: Callable[[], Any], mode: str) -> None:
     def check() -> None:
         grad = make()
+        keep_unclipped(None)
+        assert unclipped(None) is None
         clipped, _ = tfmp.clip_by_global_norm([grad], 1.0)
         assert unclipped(clipped[0]) is clipped[0]
         keep_unclipped(grad)
@@ -216,16 +196,11 @@ def test_gradient_before_clipping_is_known_only_if_it_is_kept(make: Callable[[],
         twice = tfmp.clip_by_value(tfmp.clip_by_norm([grad], 1.0), -0.5, 0.5)
         assert unclipped(twice[0]) is grad
 
-    MODES[mode](check)()
-
-
-@pytest.mark.graph
-def test_gradient_before_clipping_is_known_in_a_graph(session: tf.compat.v1.Session) -> None:
-    grad = tf.compat.v1.placeholder(tf.float32, [2])
-    keep_unclipped(grad)
-    keep_unclipped(None)
-    (clipped,) = tfmp.clip_by_norm([grad], 1.0)
-    assert (unclipped(clipped), unclipped(None)) == (grad, None)
+    if mode == "graph":
+        with tf.Graph().as_default():
+            check()
+    else:
+        MODES[mode](check)()
 
 
 def test_gradient_lives_as_long_as_what_was_clipped_from_it() -> None:

@@ -1,31 +1,30 @@
-"""What is measured of gradients: whether all are finite, their norms and largest magnitude, and counts of values."""
+"""What is measured of gradients: whether all are finite, their norms and largest magnitude, and counts of values.
+
+Counts by powers of two equal those of NumPy, bit by bit, wherever they are computed.
+"""
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradient_forms import MODES, TYPES, gradient, in_every_form, in_every_mode, of_every_type
+from gradient_forms import MODES, TYPES, gradient, in_every_mode, of_every_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfmp.core import tracing
 from tfmp.core.gradients import arithmetic, counting, finiteness, norms
-from tfmp.types import Gradients
+from tfmp.core.gradients.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS, OTHER_COUNTS, exponent_counts
+from tfmp.types import Gradient, Gradients
 
 with_and_without_xla = pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
 
 
-def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0() -> None:
-    assert bool(finiteness.all_finite([None]))
-    assert float(norms.max_abs([None])) == float(norms.global_norm([None])) == 0
-    assert norms.large_norm_of_each([tf.zeros([2]), None]).numpy().tolist() == [0, 0]
-
-
 @in_every_mode
-@pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
+@of_every_type
 def test_infinity_is_found_in_one_type_beside_finite_values_of_another(dtype: tf.DType, mode: str) -> None:
     good, bad = [tf.constant([1.0, 1e4], each) for each in TYPES], tf.constant([1.0, math.inf], dtype)
     check = MODES[mode](finiteness.all_finite)
@@ -34,12 +33,13 @@ def test_infinity_is_found_in_one_type_beside_finite_values_of_another(dtype: tf
 
 
 @in_every_mode
-@pytest.mark.parametrize("position", [0, 300, 400 * 257 - 1])
-def test_infinity_is_found_anywhere_among_values_whose_squares_overflow(position: int, mode: str) -> None:
-    values, check = np.full([400, 257], 1e30, np.float32), MODES[mode](finiteness.all_finite)
-    assert bool(check([tf.constant(values)]))
-    values.flat[position] = math.inf
-    assert not bool(check([tf.constant(values)]))
+def test_infinity_is_found_anywhere_among_values_whose_squares_overflow(mode: str) -> None:
+    check = MODES[mode](finiteness.all_finite)
+    for position in (None, 0, 300, 400 * 257 - 1):
+        values = np.full([400, 257], 1e30, np.float32)
+        if position is not None:
+            values.flat[position] = math.inf
+        assert bool(check([tf.constant(values)])) is (position is None)
 
 
 @in_every_mode
@@ -122,56 +122,57 @@ def test_squares_are_those_of_each_large_gradient_and_of_the_small_ones_of_a_typ
     assert norm == float(norms.global_norm(grads)) == pytest.approx(np.sqrt(2 * sum(squares.numpy())))
 
 
-def test_measures_are_infinite_or_nan_if_a_value_is() -> None:
+def _norm(arrays: Sequence[np.ndarray]) -> float:
+    """Return the norm, computed by NumPy so that no square overflows."""
+    largest = max(np.abs(array).max() for array in arrays) or 1.0
+    return float(largest * math.sqrt(sum(np.sum((np.float64(array) / largest) ** 2) for array in arrays)))
+
+
+_RANDOM = [np.random.default_rng(0).normal(size=shape) for shape in ([40, 300], [5])]
+
+
+@in_every_mode
+@pytest.mark.parametrize(
+    ("arrays", "dtypes", "rtol"),
+    [
+        ([np.array([3.0, 0.0]), np.array([[-4.0]])], [tf.float16, tf.float32], 0),
+        ([np.array([3.0, -4.0]), np.array([[0.0, 6.0, 8.0]])], [tf.float32, tf.float16], 1e-6),
+        # Squares overflow; or the norm is larger than the type's largest number.
+        ([np.array([3e25]), np.array([-4e25])], [tf.float32] * 2, 1e-6),
+        ([np.array([3e38]), np.array([3e38])], [tf.float32] * 2, 1e-6),
+        ([np.array([30000.0]), np.array([40000.0])], [tf.float16] * 2, 1e-3),
+        # Beyond what float32 can hold.
+        ([np.array([3e200]), np.array([4e200])], [tf.float64] * 2, 1e-12),
+        ([np.array([3e-200]), np.array([4e-200])], [tf.float64] * 2, 1e-12),
+        *(([each * factor for each in _RANDOM], [tf.float32] * 2, 1e-6) for factor in (1e25, 1.0, 1e-12, 1e-28, 0.0)),
+    ],
+)
+def test_norm_and_magnitude_are_right_for_any_values(
+    arrays: list[np.ndarray], dtypes: list[Any], rtol: float, mode: str
+) -> None:
+    grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    for first in (grads[0], tf.IndexedSlices(grads[0], tf.range(len(grads[0])), tf.constant([99]))):
+        given = [first, None, tf.zeros([0]), grads[1]]
+        np.testing.assert_allclose(MODES[mode](norms.global_norm)(given), _norm(arrays), rtol=rtol)
+        assert float(norms.max_abs(given)) == max(
+            float(tf.reduce_max(tf.abs(tf.cast(grad, tf.float32)))) for grad in grads
+        )
+
+
+def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0_and_measures_show_infinities_and_nan() -> None:
+    assert bool(finiteness.all_finite([None]))
+    assert float(norms.max_abs([None])) == float(norms.global_norm([None])) == 0
+    assert norms.large_norm_of_each([tf.zeros([2]), None]).numpy().tolist() == [0, 0]
     nan, infinite = [tf.constant([1.0, math.nan, 2.0]), tf.constant([5.0])], [tf.constant([1.0, -math.inf])]
     for measure in (norms.max_abs, norms.global_norm):
         assert math.isnan(float(measure(nan)))
         assert float(measure(infinite)) == math.inf
 
 
-@with_and_without_xla
-def test_norms_are_right_in_functions_whether_squares_overflow_or_not(jit_compile: bool) -> None:
+@in_every_mode
+def test_norm_of_each_is_right_whether_squares_of_another_overflow_or_not(mode: str) -> None:
     grads = [tf.constant([3.0, -4.0]), None, tf.constant([3e25, 4e25]), tf.constant([[0.0, 6.0, 8.0]], tf.float16)]
-    each = tf.function(norms.norm_of_each, jit_compile=jit_compile)
-    np.testing.assert_allclose(each(grads), [5, 0, 5e25, 10], rtol=1e-6)
-    norm = tf.function(norms.global_norm, jit_compile=jit_compile)
-    assert [float(norm(part)) for part in (grads[:2], grads)] == pytest.approx([5, 5e25], rel=1e-6)
-
-
-@in_every_form
-def test_max_abs_and_norm_cover_all_gradients(form: str) -> None:
-    grads = [gradient([3.0, 0.0], tf.float16, form), None, tf.zeros([0]), tf.constant([[-4.0]])]
-    assert float(norms.max_abs(grads)) == 4
-    assert float(norms.global_norm(grads)) == 5
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "rtol"),
-    [
-        # Squares overflow; or the norm is larger than the type's largest number.
-        ([3e25, -4e25], tf.float32, 1e-6),
-        ([3e38, 3e38], tf.float32, 1e-6),
-        ([30000.0, 40000.0], tf.float16, 1e-3),
-        # Beyond what float32 can hold.
-        ([3e200, 4e200], tf.float64, 1e-12),
-        ([3e-200, 4e-200], tf.float64, 1e-12),
-    ],
-)
-def test_global_norm_is_right_although_squares_overflow(values: list[float], dtype: tf.DType, rtol: float) -> None:
-    grads = [tf.constant([value], dtype) for value in values]
-    expected = values[0] * math.hypot(1, values[1] / values[0])
-    np.testing.assert_allclose(norms.global_norm([grads[0], None, grads[1]]), expected, rtol=rtol)
-
-
-@pytest.mark.parametrize("factor", [1e25, 1.0, 1e-12, 1e-28, 0.0])
-@with_and_without_xla
-def test_global_norm_is_right_however_large_or_small_values_are(factor: float, jit_compile: bool) -> None:
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=[40, 300]) * factor, rng.normal(size=[5]) * factor]
-    grads = [tf.constant(array, tf.float32) for array in arrays]
-    found = tf.function(lambda: norms.global_norm(grads), jit_compile=jit_compile)()
-    expected = factor * np.sqrt(sum(np.sum((array / (factor or 1)) ** 2) for array in arrays))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(MODES[mode](norms.norm_of_each)(grads), [5, 0, 5e25, 10], rtol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])
@@ -183,7 +184,7 @@ def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compil
     types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64, tf.float64]
     grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
     found = tf.function(lambda: norms.large_norm_of_each([*grads, None]), jit_compile=jit_compile)()
-    expected = [np.linalg.norm(array / factor) * factor for array in arrays]
+    expected = [_norm([array]) for array in arrays]
     np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-3)
     np.testing.assert_allclose(found[4:], [expected[4], 0], atol=1e-9 * factor)
 
@@ -242,15 +243,153 @@ def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypat
     assert [row[0] for row in on_cpu] == [True, False, False, True]
 
 
-@pytest.mark.graph
-def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.compat.v1.Session) -> None:
-    fed = tf.compat.v1.placeholder(tf.float32, [100, 100])
-    asked = [
-        norms.halves_of_square_sums([fed]),
-        finiteness.halves_of_large_square_sums([fed]),
-        finiteness.all_finite([fed]),
+_NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+#: The exponents of the smallest subnormal and of the largest number.
+_RANGES = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1074, 1023)}
+
+
+def _expected(array: np.ndarray) -> list[int]:
+    """Return the counts of an array of any floating-point type, which NumPy finds in a copy in float64."""
+    with np.errstate(invalid="ignore"):  # of signaling NaN
+        values = np.float64(array).ravel()
+    finite = values[np.isfinite(values) & (values != 0)]
+    # NumPy's mantissas are from 0.5 to 1.
+    exponents = np.frexp(finite)[1].astype(np.int64) - 1
+    is_below, is_above = exponents < LOWEST_EXPONENT, exponents > HIGHEST_EXPONENT
+    in_bins = exponents[~is_below & ~is_above] - LOWEST_EXPONENT
+    others = [(values == 0).sum(), np.isinf(values).sum(), np.isnan(values).sum(), is_below.sum(), is_above.sum()]
+    return [*np.bincount(in_bins, minlength=_NUM_EXPONENTS).tolist(), *map(int, others)]
+
+
+def _bits(dtype: tf.DType, integers: np.ndarray) -> np.ndarray:
+    """Return the values whose bits are the lowest ones of these integers."""
+    unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
+    return integers.astype(unsigned).view(dtype.as_numpy_dtype)
+
+
+def _random_bits(dtype: tf.DType, shape: Sequence[int]) -> np.ndarray:
+    return _bits(dtype, np.random.default_rng(0).integers(0, 2**64, shape, np.uint64))
+
+
+def _arrays(dtype: tf.DType) -> list[np.ndarray]:
+    """Return arrays of several shapes that need each way to count, and all of them together."""
+    kind = dtype.as_numpy_dtype
+    smallest, largest = _RANGES[dtype.name]
+    powers = np.ldexp(1.0, np.arange(smallest, largest + 1)).astype(kind)
+    mantissa_bits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype.name]
+    mantissas = np.random.default_rng(1).integers(0, 2**mantissa_bits, 400, np.uint64)
+    infinity = np.array([np.inf]).astype(kind).view(f"uint{8 * dtype.size}")[0].astype(np.uint64)
+    return [
+        _bits(dtype, np.arange(2**16, dtype=np.uint64)) if dtype.size == 2 else _random_bits(dtype, [5, 4001]),
+        np.concatenate([powers, -powers]),
+        _bits(dtype, mantissas),  # subnormal numbers
+        _bits(dtype, mantissas + infinity),  # NaN
+        np.array([[0.0, -0.0], [-0.0, 0.0]]).astype(kind),
+        np.array([1.0, -0.0, np.inf, -np.inf, -np.inf]).astype(kind),
+        np.zeros([2, 0, 3], kind),
+        np.array(-0.75).astype(kind),
     ]
-    options, metadata = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
-    found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
-    assert [each.tolist() for each in found] == [[5000], [5000], True]
-    assert [node.op for graph in metadata.partition_graphs for node in graph.node].count("L2Loss") == 1
+
+
+def _grads(dtype: tf.DType, tensor: Callable[[np.ndarray], tf.Tensor]) -> tuple[list[Gradient], list[list[int]]]:
+    """Return gradients of all forms, whose values `tensor` makes of arrays, and their counts."""
+    arrays = _arrays(dtype)
+    # Rows of the same index are not added.
+    rows = np.array([[1.0, 0.0], [-4.0, np.inf], [1.0, np.nan]]).astype(dtype.as_numpy_dtype)
+    sparse = tf.IndexedSlices(tensor(rows), tf.constant([3, 0, 3]), tf.constant([9, 2]))
+    # None has no values.
+    return [None, *map(tensor, arrays), sparse], [[0] * NUM_COUNTS, *map(_expected, [*arrays, rows])]
+
+
+@in_every_mode
+@of_every_type
+def test_every_column_equals_numpys(dtype: tf.DType, mode: str) -> None:
+    grads, expected = _grads(dtype, tf.constant)
+    counts = MODES[mode](exponent_counts)(grads)
+    assert counts.dtype == tf.int64
+    assert counts.numpy().tolist() == expected
+
+
+@pytest.mark.graph
+@of_every_type
+def test_every_column_equals_numpys_in_a_graph(dtype: tf.DType, session: tf.compat.v1.Session) -> None:
+    fed: dict[tf.Tensor, np.ndarray] = {}
+
+    def placeholder(array: np.ndarray) -> tf.Tensor:
+        # The shapes of half of them are unknown.
+        made = tf.compat.v1.placeholder(dtype, array.shape if len(fed) % 2 else None)
+        fed[made.ref()] = array
+        return made
+
+    grads, expected = _grads(dtype, placeholder)
+    counts = exponent_counts(grads)
+    assert counts.shape.as_list() == [len(grads), NUM_COUNTS]
+    assert session.run(counts, {made.deref(): array for made, array in fed.items()}).tolist() == expected
+    # TensorFlow computes what depends on constants only once, before the graph runs.
+    grads, expected = _grads(dtype, tf.constant)
+    assert session.run(exponent_counts(grads[5:])).tolist() == expected[5:]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+def test_single_subnormal_number_is_told_from_zeros(dtype: tf.DType, sign: int) -> None:
+    smallest, least_normal = {tf.float32: (-149, -126), tf.float64: (-1074, -1022)}[dtype]
+    for number in (2.0**smallest, 2.0**least_normal - 2.0**smallest):
+        for values in ([sign * number], [sign * number, sign * 0.0, 1.0]):
+            array = np.array(values).astype(dtype.as_numpy_dtype)
+            assert exponent_counts([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+
+
+def test_columns_after_the_exponents_are_named_and_more_values_counted_than_float32_can_count() -> None:
+    assert OTHER_COUNTS == ("zero", "infinite", "nan", "below", "above")
+    values = tf.constant([0.0] + [np.inf] * 2 + [np.nan] * 3 + [1e-100] * 4 + [1e100] * 5, tf.float64)
+    assert exponent_counts([values]).numpy()[0, -5:].tolist() == [1, 2, 3, 4, 5]
+    counts = exponent_counts([tf.ones([2**24 + 1], tf.float16)])
+    assert int(counts[0, -LOWEST_EXPONENT]) == 2**24 + 1
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+@of_every_type
+def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:
+    @tf.function(input_signature=[[tf.TensorSpec(None, dtype)]], jit_compile=jit_compile)
+    def counted(tensors: list[tf.Tensor]) -> tf.Tensor:
+        counts = exponent_counts(tensors)
+        assert counts.shape.as_list() == [1, NUM_COUNTS]
+        return counts
+
+    # XLA compiles a function once for each shape.
+    for array in [*_arrays(dtype)[:1], *_arrays(dtype)[-2:]]:
+        assert counted([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64], ids=lambda dtype: dtype.name)
+def test_other_types_are_refused(dtype: tf.DType) -> None:
+    message = f"^powers of two are counted in floating-point tensors, got one of {dtype.name}.$"
+    for tensor in (tf.zeros([2], dtype), tf.IndexedSlices(tf.zeros([1, 2], dtype), tf.constant([0]))):
+        with pytest.raises(TypeError, match=message):
+            exponent_counts([tf.constant(1.0), tensor])
+
+
+#: Bits of float32: any, and those of special values with more or less of the mantissa set.
+_FLOAT32_BITS = st.one_of(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**23 + 2),
+    st.integers(2**31, 2**31 + 2**23 + 2),
+    st.sampled_from([0, 2**31, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F800001, 0x7FC00000, 0x00800000, 0x007FFFFF]),
+)
+
+
+@in_every_mode
+def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
+    counted = MODES[mode](lambda values: exponent_counts([values]))
+    # One shape, so that a function is traced once.
+    size = 16
+
+    @settings(max_examples=100)
+    @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
+    def counts_alike(bits: list[int]) -> None:
+        array = np.array(bits, np.uint32).view(np.float32)
+        assert counted(tf.constant(array)).numpy().tolist() == [_expected(array)]
+
+    counts_alike()
