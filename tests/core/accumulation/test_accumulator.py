@@ -1,9 +1,10 @@
 """Windows of micro-batches, against a model in NumPy: any values, forms, types and settings, in every way to run."""
 
+import contextlib
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ import tensorflow as tf
 from gradient_forms import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording_adapters import take_step
+from kit.oracle import Window
+from recording_adapters import scaler_of, take_step
 
 import tfmp
 from tfmp.core.accumulation.accumulator import accumulator_of_optimizer
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.gradients.arithmetic import densify
-from tfmp.core.step.scaler import LossScaler
 
 tf1 = tf.compat.v1
 
@@ -29,8 +30,6 @@ _LIMIT = 65504.0
 _TYPES = [tf.float16, tf.bfloat16, tf.float64]
 _WIDE = [np.float32, np.float32, np.float64]
 _SHAPES: list[tuple[int, ...]] = [(4, 1), (2,), ()]
-
-with_each_policy = pytest.mark.parametrize("drops", ["window", "micro_batch"])
 
 
 def _in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., None]:
@@ -46,9 +45,8 @@ class Model:
     A gradient is None, or its form with its values; the values of a sparse one are those of all rows.
     """
 
-    def __init__(self, steps: int, drops: str, per_epoch: int | None, *, saturates: bool = False) -> None:
-        self.steps, self.drops, self.per_epoch, self.saturates = steps, drops, per_epoch, saturates
-        self.in_epoch = 0
+    def __init__(self, rule: Window, *, saturates: bool) -> None:
+        self.rule, self.saturates, self.in_epoch = rule, saturates, 0
         self.forms: list[str | None] = [None] * len(_SHAPES)
         self.empty()
 
@@ -74,10 +72,10 @@ class Model:
         self.tried, self.in_epoch = self.tried + 1, self.in_epoch + 1
 
     def is_full(self) -> bool:
-        return self.tried >= self.steps or (self.per_epoch is not None and self.in_epoch >= self.per_epoch)
+        return self.tried == self.rule.accumulation_steps or self.in_epoch == self.rule.micro_batches_per_epoch
 
     def usable(self) -> bool:
-        return self.kept == self.tried if self.drops == "window" else self.kept > 0
+        return self.kept == self.tried if self.rule.overflow_drops == "window" else self.kept > 0
 
     def means(self) -> list[Any]:
         """Return the means of what was kept; zeros if nothing was."""
@@ -88,15 +86,13 @@ class Model:
 
     def end(self) -> None:
         self.empty()
-        if self.per_epoch is None or self.in_epoch >= self.per_epoch:
+        if self.rule.micro_batches_per_epoch in (None, self.in_epoch):
             self.in_epoch = 0
 
     def accumulator(self) -> tfmp.GradientAccumulator:
         return tfmp.GradientAccumulator(
             [tf.Variable(tf.zeros(shape, dtype)) for shape, dtype in zip(_SHAPES, _TYPES, strict=True)],
-            self.steps,
-            overflow_drops=self.drops,
-            micro_batches_per_epoch=self.per_epoch,
+            **dataclasses.asdict(self.rule),
             overflow_detector=tfmp.SaturationDetector() if self.saturates else None,
         )
 
@@ -113,11 +109,6 @@ def _tensor(grad: Any) -> Any:
     return tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([4, 1]))
 
 
-def _values(accumulator: tfmp.GradientAccumulator) -> list[Any]:
-    counts = [accumulator.kept, accumulator.tried, accumulator.tried_in_epoch, accumulator.largest]
-    return [variable.numpy().tolist() for variable in (*accumulator.sums, *counts, accumulator.overflows)]
-
-
 def _assert_means(grads: Sequence[Any], model: Model) -> None:
     for grad, expected, form, dtype in zip(grads, model.means(), model.forms, _TYPES, strict=True):
         assert (grad is None) is (form is None)
@@ -129,8 +120,10 @@ def _assert_means(grads: Sequence[Any], model: Model) -> None:
 
 
 def _assert_is(accumulator: tfmp.GradientAccumulator, model: Model) -> None:
-    counts = [model.kept, model.tried, model.in_epoch, model.largest]
-    assert _values(accumulator) == [*(total.tolist() for total in model.sums), *counts, model.overflows.tolist()]
+    assert [each.numpy().tolist() for each in accumulator.sums] == [total.tolist() for total in model.sums]
+    counts = [accumulator.kept, accumulator.tried, accumulator.tried_in_epoch, accumulator.largest]
+    assert list(map(float, counts)) == [model.kept, model.tried, model.in_epoch, model.largest]
+    assert accumulator.overflows.numpy().tolist() == model.overflows.tolist()
     assert bool(accumulator.is_full) is model.is_full()
     if model.kept:
         _assert_means(accumulator.mean(), model)
@@ -138,7 +131,7 @@ def _assert_is(accumulator: tfmp.GradientAccumulator, model: Model) -> None:
 
 _NUMBERS = st.integers(-64, 64).map(lambda number: number / 8)
 _BAD = st.sampled_from([math.inf, -math.inf, math.nan, _LIMIT])
-_SETTINGS = (st.integers(1, 4), st.sampled_from(["window", "micro_batch"]), st.one_of(st.none(), st.integers(1, 6)))
+_RULES = st.builds(Window, st.integers(1, 4), st.sampled_from(["window", "micro_batch"]), st.none() | st.integers(1, 6))
 
 
 @st.composite
@@ -158,7 +151,7 @@ def _micro_batches(draw: st.DrawFn) -> tuple[list[Any], float]:
 
 
 @settings(max_examples=20)
-@given(st.builds(Model, *_SETTINGS, saturates=st.booleans()), st.lists(_micro_batches(), min_size=3, max_size=8))
+@given(st.builds(Model, _RULES, saturates=st.booleans()), st.lists(_micro_batches(), min_size=3, max_size=8))
 def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> None:
     accumulator = model.accumulator()
     for grads, scale in micro_batches:
@@ -172,7 +165,7 @@ def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> Non
             _assert_means(drained, model)
             complete = known.result.complete
             assert (bool(known.result.usable), float(known.result.max_abs)) == (model.usable(), model.largest)
-            assert (complete is None) is (model.drops == "window")
+            assert (complete is None) is (model.rule.overflow_drops == "window")
             assert complete is None or bool(complete) is (model.kept == model.tried)
             model.overflows[0, 1] += 1
             assert known.overflow_counts.numpy().tolist() == model.overflows.tolist()
@@ -184,9 +177,9 @@ def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> Non
 
 
 @pytest.mark.parametrize("mode", ["function", "xla"])
-@with_each_policy
+@pytest.mark.parametrize("drops", ["window", "micro_batch"])
 def test_traced_calls_do_as_eager_ones(drops: str, mode: str) -> None:
-    rng, model = np.random.default_rng(0), Model(3, drops, 8, saturates=True)
+    rng, model = np.random.default_rng(0), Model(Window(3, drops, 8), saturates=True)
     accumulator = model.accumulator()
     add, reset = _in_mode(mode, accumulator.add), _in_mode(mode, accumulator.reset)
     for form, bad in [("dense", 1), ("sparse", 1), ("sparse", math.nan), ("sparse", _LIMIT), *[("sparse", 1)] * 5]:
@@ -212,10 +205,11 @@ def test_sum_that_overflows_though_no_micro_batch_did_is_infinite() -> None:
     assert (float(mean), bool(known.result.usable)) == (math.inf, True)
 
 
-def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
+@pytest.mark.parametrize("follows", [True, False])
+def test_manager_that_asks_for_it_gets_the_largest_magnitude_of_a_window_and_not_of_its_mean(follows: bool) -> None:
     manager, alone = tfmp.LogMaxLossScaleManager(), tfmp.LogMaxLossScaleManager()
     accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 4)
-    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
+    scaler = scaler_of(manager if follows else tfmp.FixedLossScaleManager(8))
 
     @tf.function
     def step(grad: tf.Tensor) -> None:
@@ -224,29 +218,10 @@ def test_log_max_follows_the_largest_micro_batch_not_the_mean() -> None:
     for window in ([1.0, -8.0, 2.0, 0.5], [0.25, 0.5, 0.0, 2.0]):
         for value in window:
             step(tf.constant(value))
+            # It is kept for such managers alone.
+            assert follows or float(accumulator.largest) == 0
         alone.update_loss_scale(tf.constant(True), tf.constant(max(map(abs, window))))
-        assert manager.state_dict() == alone.state_dict()
-    # It is kept for such managers alone.
-    scaler = LossScaler(tfmp.FixedLossScaleManager(8), tfmp.NonFiniteDetector(), is_distributed=False)
-    take_step(scaler, [tf.constant(1.0)], ["w"], lambda _: tf.no_op(), accumulator=accumulator)
-    assert float(accumulator.largest) == 0
-
-
-def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path) -> None:
-    def make() -> tuple[tfmp.GradientAccumulator, tf.train.Checkpoint]:
-        accumulator = tfmp.GradientAccumulator([tf.Variable(0.0) for _ in range(3)], 2)
-        return accumulator, tf.train.Checkpoint(accumulator=accumulator)
-
-    saved, checkpoint = make()
-    saved.add([tf.constant(2.0), tf.constant(4.0), None])
-    path = checkpoint.save(tmp_path / "inside")
-    for added, expected in [(None, [2, 4, None]), (6.0, [4, 2, None])]:
-        restored, checkpoint = make()
-        checkpoint.restore(path).assert_consumed()
-        if added is not None:
-            restored.add([tf.constant(added), None, None])
-        # Only the sums can show which variables had gradients.
-        assert [None if grad is None else float(grad) for grad in restored.mean()] == expected
+        assert (manager.state_dict() == alone.state_dict()) is follows
 
 
 def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silently() -> None:
@@ -295,69 +270,37 @@ def test_owner_of_the_variables_makes_them_and_may_keep_the_mean_in_float32(keep
     variables = [tf.Variable(tf.zeros([2, 3], tf.float16)), tf.Variable(tf.zeros([], tf.float64))]
     rule = accumulation_settings(2, "window", None)
     accumulator = accumulator_of_optimizer(variables, rule, None, add_buffer, keeps_float32=keeps_float32)
-    counters = [accumulator.kept, accumulator.tried, accumulator.tried_in_epoch]
+    counters = {name: getattr(accumulator, name) for name in ("kept", "tried", "tried_in_epoch")}
     assert made == [
         ("sum_0", [2, 3], "float32"),
         ("sum_1", [], "float64"),
-        *((name, [], "float64") for name in ("kept", "tried", "tried_in_epoch")),
+        *((name, [], "float64") for name in counters),
         ("largest", [], "float32"),
         ("overflows", [2, 3], "float64"),
     ]
-    for counter in counters:
+    for counter in counters.values():
         # Where float32 can count no further.
         counter.assign(2.0**24)
     accumulator.add_unscaled([tf.ones([2, 3]), None], tf.constant(1.0), keeps_max_abs=False)
-    assert [float(each) for each in (*counters, accumulator.largest)] == [*[2**24 + 1] * 3, 0]
-    assert accumulator.mean()[0].dtype == (tf.float32 if keeps_float32 else tf.float16)
+    assert [float(each) for each in (*counters.values(), accumulator.largest)] == [*[2**24 + 1] * 3, 0]
     # By default its variables are its own, and no optimizer trains them.
     by_default = accumulator_of_optimizer(variables, rule, None)
     by_default.add([tf.ones([2, 3]), None])
-    assert by_default.mean()[0].dtype == tf.float16
-    assert tfmp.GradientAccumulator(variables, 2).trainable_variables == ()
+    found = [each.mean()[0].dtype for each in (accumulator, by_default)]
+    assert found == [tf.float32 if keeps_float32 else tf.float16, tf.float16]
+    assert by_default.trainable_variables == ()
 
 
 def _own(values: tf.Tensor) -> tf.Tensor:
     return values[tf.distribute.get_replica_context().replica_id_in_sync_group]
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
-@with_each_policy
-def test_replicas_share_a_window_whatever_overflowed_on_one(
-    two_replicas: tf.distribute.MirroredStrategy, drops: str, mode: str
-) -> None:
-    with two_replicas.scope():
-        weight = tf.Variable(0.0)
-        manager = tfmp.ExponentialUpdateLossScaleManager(_SCALE, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops=drops)
-    scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=True)
-    opt = tf1.train.GradientDescentOptimizer(1.0)
-
-    def of_replica(values: tf.Tensor) -> None:
-        # A replica's gradient is its share of the mean.
-        grad = _own(values) / 2
-        take_step(
-            scaler, [grad], ["w"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
-        )
-
-    step = _in_mode(mode, lambda values: two_replicas.run(of_replica, args=(values,)))
-    # The second replica alone overflows; then none; then both in all micro-batches. The means are 4 and 5.
-    windows = [[[1.0, 3.0], [8.0, math.inf]], [[2.0, 4.0], [6.0, 8.0]], [[math.inf, math.nan]] * 2]
-    for window, moved in zip(windows, [-4, -9, -9] if drops == "micro_batch" else [0, -5, -5], strict=True):
-        for values in window:
-            step(tf.constant(values))
-        assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [moved] * 2
-    assert int(manager.get_status().applied_steps) == (2 if drops == "micro_batch" else 1)
-    assert float(manager.get_loss_scale()) == _SCALE / 4
-    assert scaler.overflow_reports()[0].steps.numpy().tolist() == [2]
-
-
 @pytest.mark.parametrize(("steps", "per_epoch"), [(4, None), (8, 4)])
-def test_window_is_full_at_the_same_time_within_and_outside_of_replicas(
-    two_replicas: tf.distribute.MirroredStrategy, steps: int, per_epoch: int | None
-) -> None:
+def test_window_is_full_within_and_outside_of_replicas(two_replicas: Any, steps: int, per_epoch: int | None) -> None:
     with two_replicas.scope():
-        weight = tf.Variable(tf.zeros([3, 1]))
-        accumulator = tfmp.GradientAccumulator([weight], steps, micro_batches_per_epoch=per_epoch)
+        accumulator = tfmp.GradientAccumulator(
+            [tf.Variable(tf.zeros([3, 1]))], steps, micro_batches_per_epoch=per_epoch
+        )
 
     def add(values: tf.Tensor) -> None:
         rows = tf.stack([tf.distribute.get_replica_context().replica_id_in_sync_group, 0])
@@ -365,25 +308,21 @@ def test_window_is_full_at_the_same_time_within_and_outside_of_replicas(
         accumulator.add([tf.IndexedSlices(values, rows, tf.constant([3, 1]))])
 
     on_replicas = tf.function(lambda values: two_replicas.run(add, args=(values,)))
-    ends = []
-    for _ in range(4):
+    for end in (False, False, False, True):
         on_replicas(tf.constant([1.0, 2.0]))
-        ends.append(bool(accumulator.is_full))
+        assert bool(accumulator.is_full) is end
         with two_replicas.scope():
-            assert bool(accumulator.is_full) is ends[-1]
-    assert ends == [False, False, False, True]
+            assert bool(accumulator.is_full) is end
     # Sparse, of the rows that each replica named.
     means = two_replicas.run(lambda: tuple(map(densify, accumulator.mean())))
     found = [part.numpy().ravel().tolist() for part in two_replicas.experimental_local_results(means[0])]
     assert found == [[2, 0, 0], [2, 2, 0]]
     two_replicas.run(accumulator.reset)
-    assert float(accumulator.tried.read_value()) == 0
     message = r"^the accumulator belongs to the replicas of MirroredStrategy: .* strategy\.run"
     for method in (accumulator.mean, accumulator.reset, lambda: accumulator.add([tf.zeros([3, 1])])):
-        with pytest.raises(RuntimeError, match=message):
-            method()
-        with two_replicas.scope(), pytest.raises(RuntimeError, match=message):
-            method()
+        for place in (contextlib.nullcontext(), two_replicas.scope()):
+            with place, pytest.raises(RuntimeError, match=message):
+                method()
     assert float(accumulator.tried.read_value()) == 0
     shared = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
     with pytest.raises(RuntimeError, match=r"^make the accumulator in the strategy's scope"):
@@ -393,26 +332,23 @@ def test_window_is_full_at_the_same_time_within_and_outside_of_replicas(
     assert float(shared.tried) == 1
 
 
-def test_part_of_a_window_that_is_larger_than_a_micro_batch_may_be_is_not_saturated(
-    two_replicas: tf.distribute.MirroredStrategy,
-) -> None:
-    detector, opt = tfmp.SaturationDetector(), tf1.train.GradientDescentOptimizer(1.0)
+def test_part_of_a_window_may_be_larger_than_a_micro_batch_may_be(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    detector, applied = tfmp.SaturationDetector(), []
     with two_replicas.scope():
-        weight, manager = tf.Variable(0.0), tfmp.FixedLossScaleManager(1)
-        accumulator = tfmp.GradientAccumulator([weight], 2, overflow_drops="micro_batch", overflow_detector=detector)
-    scaler = LossScaler(manager, detector, is_distributed=False)
-
-    def of_replica(values: tf.Tensor) -> None:
-        grads = [_own(values)]
-        take_step(
-            scaler, grads, ["w"], lambda grads: opt.apply_gradients([(grads[0], weight)]), accumulator=accumulator
+        manager = tfmp.FixedLossScaleManager(1)
+        accumulator = tfmp.GradientAccumulator(
+            [tf.Variable(0.0)], 2, overflow_drops="micro_batch", overflow_detector=detector
         )
+    scaler = scaler_of(manager, detector)
 
-    step = tf.function(lambda values: two_replicas.run(of_replica, args=(values,)))
+    def of_replica() -> None:
+        grad = _own(tf.constant([40000.0, math.inf]))
+        take_step(scaler, [grad], ["w"], lambda grads: applied.append(float(grads[0])), accumulator=accumulator)
+
     for _ in range(2):
-        step(tf.constant([40000.0, math.inf]))
+        two_replicas.run(of_replica)
     # The one that was kept, twice: 80000, which no micro-batch may have.
-    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [-80000] * 2
+    assert applied == [80000, 0]
     assert scaler.overflow_reports()[0].last.numpy().tolist() == [[2, 0, 0]]
 
 
@@ -420,34 +356,35 @@ _WHOLE = "must be a whole number from 1 to 2**31 - 1, got"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "added", "error", "message"),
+    ("arguments", "error", "message"),
     [
-        *(({"accumulation_steps": n}, (), ValueError, f"accumulation_steps {_WHOLE} {n}") for n in (0, 2**31, 1.5)),
-        ({"accumulation_steps": "4"}, (), TypeError, "accumulation_steps must be a number, got '4'"),
-        ({"micro_batches_per_epoch": 0}, (), ValueError, f"micro_batches_per_epoch {_WHOLE} 0"),
+        *(({"accumulation_steps": n}, ValueError, f"accumulation_steps {_WHOLE} {n}") for n in (0, 2**31, 1.5)),
+        ({"accumulation_steps": "4"}, TypeError, "accumulation_steps must be a number, got '4'"),
+        ({"micro_batches_per_epoch": 0}, ValueError, f"micro_batches_per_epoch {_WHOLE} 0"),
         *(
-            ({"overflow_drops": bad}, (), ValueError, f'overflow_drops must be "window" or "micro_batch", got {bad!r}')
+            ({"overflow_drops": bad}, ValueError, f'overflow_drops must be "window" or "micro_batch", got {bad!r}')
             for bad in ("batch", "Window", None)
         ),
-        ({"variables": []}, (), ValueError, "variables is empty: pass the variables to train"),
-        ({"variables": ["kernel"]}, (), TypeError, "variables must be a list of variables, and it holds 'kernel'"),
-        ({"overflow_detector": max}, (), TypeError, "overflow_detector must be a tfmp.OverflowDetector, got <built-in"),
-        ({}, ([1.0, None],), ValueError, "there are 2 gradients for 1 variables: pass one for each, None where"),
-        ({}, ([None],), ValueError, "every gradient is None: the loss depends on none of the variables"),
-        ({}, ([1.0], 0.0), ValueError, "loss_scale must be greater than 0, got 0.0"),
-        ({}, ([1.0], math.inf), ValueError, "loss_scale must be finite, got inf"),
-        ({}, ([1.0], "8"), TypeError, "loss_scale must be a number, got '8'"),
+        ({"variables": []}, ValueError, "variables is empty: pass the variables to train"),
+        ({"variables": ["kernel"]}, TypeError, "variables must be a list of variables, and it holds 'kernel'"),
+        ({"overflow_detector": max}, TypeError, "overflow_detector must be a tfmp.OverflowDetector, got <built-in"),
+        ({"grads": [1.0, None]}, ValueError, "there are 2 gradients for 1 variables: pass one for each, None where"),
+        ({"grads": [None]}, ValueError, "every gradient is None: the loss depends on none of the variables"),
+        ({"loss_scale": 0.0}, ValueError, "loss_scale must be greater than 0, got 0.0"),
+        ({"loss_scale": math.inf}, ValueError, "loss_scale must be finite, got inf"),
+        ({"loss_scale": "8"}, TypeError, "loss_scale must be a number, got '8'"),
     ],
 )
-def test_wrong_argument_is_refused(
-    arguments: dict[str, Any], added: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
+def test_wrong_argument_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"variables": [tf.Variable(0.0)], "accumulation_steps": 2} | arguments
+    grads, loss_scale = given.pop("grads", [1.0]), given.pop("loss_scale", 1.0)
+
     def take() -> None:
-        accumulator = tfmp.GradientAccumulator(**{"variables": [tf.Variable(0.0)], "accumulation_steps": 2} | arguments)
+        accumulator = tfmp.GradientAccumulator(**given)
         with pytest.raises(RuntimeError, match=r"^the window is empty: add gradients first"):
             accumulator.mean()
         try:
-            accumulator.add([None if grad is None else tf.constant(grad) for grad in added[0]], *added[1:])
+            accumulator.add([None if grad is None else tf.constant(grad) for grad in grads], loss_scale)
         finally:
             assert float(accumulator.tried) == 0
 

@@ -1,12 +1,13 @@
 """How replicas act as one: in one process, in the threads of a strategy, and in processes of Horovod.
 
-Processes of Horovod itself train in `tests/optimizers/test_horovod.py`; here a stand-in has the other process.
+Processes of Horovod itself train in `tests/optimizers/test_horovod.py`; here stand-ins look as Horovod's (0.28.1) do.
 """
 
 import math
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from tfmp.core.distribute import (
     Horovod,
     Mirrored,
     MirroredWorkers,
-    SingleProcess,
     current_distribution,
     current_replica,
+    horovod_detection,
     on_replica,
 )
 from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
@@ -35,39 +36,8 @@ def _replica() -> tf.Tensor:
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
-# In one process.
-
-
-def test_single_process_has_the_total_the_mean_and_the_decision_itself() -> None:
-    values, process, grads = tf.constant([1, -2], tf.int64), SingleProcess(), [tf.constant(1.0), None]
-    assert process.total(values, "values") is process.maximum(values, "values") is values
-    assert process.num_summed == 1
-    usable, max_abs = tf.constant(False), tf.constant(2.0)
-    for each in (max_abs, None):
-        assert process.agree(usable, each, grads, ["kernel", "bias"]) == (usable, each)
-    # In their own type.
-    mean = process.mean(grads, ["kernel", "bias"], tf.float16)
-    assert mean[0] is grads[0]
-    assert mean[1] is None
-
-
-@in_eager_code_and_functions
-def test_single_process_acts_by_its_flag(compiled: bool) -> None:
-    total, steps, process = tf.Variable(0.0), tf.Variable(0), SingleProcess()
-
-    def step(flag: tf.Tensor) -> None:
-        process.conditional_update(
-            flag,
-            [tf.constant(2.0)],
-            lambda grads: tf.group(total.assign_add(grads[0])),
-            lambda grads: tf.group(total.assign_sub(2 * grads[0])),
-        )
-        process.once(lambda: tf.group(steps.assign_add(1)))
-
-    run = tf.function(step) if compiled else step
-    for flag in (True, False, True):
-        run(tf.constant(flag))
-    assert (float(total), int(steps)) == (0, 3)
+def _replicas(reduction: tf.distribute.CrossDeviceOps) -> tf.distribute.MirroredStrategy:
+    return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=reduction)
 
 
 # What replicas tell each other by sums.
@@ -116,9 +86,7 @@ def test_variables_whose_gradients_differ_between_replicas_are_named(compiled: b
 
 
 @in_eager_code_and_functions
-def test_total_maximum_and_sums_are_of_all_replicas(
-    two_replicas: tf.distribute.MirroredStrategy, compiled: bool
-) -> None:
+def test_totals_are_of_all_replicas(two_replicas: tf.distribute.MirroredStrategy, compiled: bool) -> None:
     grads = [tf.constant(1.0), None]
 
     def of_replica() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -154,11 +122,9 @@ class _CountsReductions(tf.distribute.ReductionToOneDevice):
 # Without a magnitude; with one; with one that the flag is not hidden by.
 @pytest.mark.parametrize("second", [None, 3.0, math.inf, math.nan])
 @pytest.mark.parametrize("bad_replica", [None, 0, 1])
-def test_replicas_agree_by_one_collective(
-    distribution: Mirrored, second: float | None, bad_replica: int | None
-) -> None:
+def test_replicas_agree_at_once(distribution: Mirrored, second: float | None, bad_replica: int | None) -> None:
     reductions = _CountsReductions()
-    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=reductions)
+    strategy = _replicas(reductions)
 
     def agree() -> tuple[tf.Tensor, tf.Tensor]:
         usable = tf.not_equal(_replica(), -1 if bad_replica is None else bad_replica)
@@ -189,28 +155,6 @@ def test_workers_that_lack_a_gradient_are_named(two_replicas: tf.distribute.Mirr
         two_replicas.run(agree)
 
 
-@pytest.mark.parametrize("flag", [True, False])
-def test_each_replica_acts_on_its_own_gradients_and_one_for_all(
-    two_replicas: tf.distribute.MirroredStrategy, flag: bool
-) -> None:
-    with two_replicas.scope():
-        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
-        steps = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-
-    def step() -> None:
-        Mirrored().conditional_update(
-            tf.constant(flag),
-            [tf.cast(_replica(), tf.float32) + 1],
-            lambda grads: tf.group(total.assign_add(grads[0])),
-            lambda grads: tf.group(total.assign_sub(grads[0])),
-        )
-        Mirrored().once(lambda: tf.group(steps.assign_add(1)))
-
-    tf.function(lambda: two_replicas.run(step), autograph=False)()
-    assert [float(value) for value in two_replicas.experimental_local_results(total)] == [3 if flag else -3] * 2
-    assert [int(value) for value in two_replicas.experimental_local_results(steps)] == [1, 1]
-
-
 @pytest.mark.graph
 def test_no_replica_of_a_graph_acts_before_all_have_found_their_flags() -> None:
     events: list[str] = []
@@ -220,21 +164,16 @@ def test_no_replica_of_a_graph_acts_before_all_have_found_their_flags() -> None:
         events.append("found")
         return True
 
-    def act() -> bool:
-        events.append("acted")
-        return True
-
     def call_act(grads: Gradients) -> tf.Operation:
         del grads
-        return tf.group(tf.numpy_function(act, [], tf.bool))
+        return tf.group(tf.numpy_function(lambda: events.append("acted") or True, [], tf.bool))
 
     def step() -> tf.Operation:
         flag = tf.ensure_shape(tf.numpy_function(find, [_replica()], tf.bool), [])
         return Mirrored().conditional_update(flag, [], call_act, call_act)
 
     with tf.Graph().as_default(), tf1.Session() as session:
-        reduction = tf.distribute.ReductionToOneDevice()
-        strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=reduction)
+        strategy = _replicas(tf.distribute.ReductionToOneDevice())
         session.run(strategy.experimental_local_results(strategy.run(step)))
     assert events == ["found", "found", "acted", "acted"]
 
@@ -245,6 +184,8 @@ def test_no_replica_of_a_graph_acts_before_all_have_found_their_flags() -> None:
 class _Processes:
     """The functions of `horovod.tensorflow` on the first of two processes; keeps the names and types of what it sent.
 
+    It sends by ops that are not marked as stateful, as Horovod's are not, and counts how often each of them runs.
+
     Args:
         alike: Whether the other process sends the same values; zeros otherwise.
     """
@@ -254,6 +195,7 @@ class _Processes:
     def __init__(self, *, alike: bool) -> None:
         self._others = 1 if alike else 0
         self.sent: list[tuple[str, tf.DType]] = []
+        self.ran: Counter[str] = Counter()
 
     def size(self) -> int:
         return 2
@@ -263,12 +205,20 @@ class _Processes:
 
     def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
         assert op == self.Sum
-        self.sent.append((name, values.dtype))
+        values = self._send(values, name)
         return values + values * self._others
 
     def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        self.sent.append((name, values.dtype))
+        values = self._send(values, name)
         return tf.concat([values, values * self._others], axis=0)
+
+    def _send(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            self.ran[name] += 1
+            return array
+
+        self.sent.append((name, values.dtype))
+        return tf.ensure_shape(tf.numpy_function(run, [values], values.dtype, stateful=False), values.shape)
 
 
 @pytest.mark.parametrize("dtype", [None, tf.float16])
@@ -294,48 +244,27 @@ def test_mean_travels_in_the_type_that_is_asked_for(dtype: tf.DType | None) -> N
 
 
 @pytest.mark.parametrize("usable", [True, False])
-@pytest.mark.parametrize("with_max_abs", [False, True])
-def test_processes_agree_by_one_collective(usable: bool, with_max_abs: bool) -> None:
-    processes, max_abs = _Processes(alike=False), tf.constant(3.0) if with_max_abs else None
-    applied, largest = Horovod(processes).agree(tf.constant(usable), max_abs, [], [])
-    assert bool(applied) is usable
+@pytest.mark.parametrize("max_abs", [None, 3.0])
+def test_processes_agree_by_one_collective(usable: bool, max_abs: float | None) -> None:
+    processes, given = _Processes(alike=False), None if max_abs is None else tf.constant(max_abs)
+    applied, largest = Horovod(processes).agree(tf.constant(usable), given, [], [])
+    assert (bool(applied), largest) == (usable, max_abs)
     assert processes.sent == [("step_result", tf.float32)]
-    assert largest is None if max_abs is None else float(largest) == 3
 
 
 def test_total_and_maximum_are_named_and_processes_that_differ_in_what_has_a_gradient_name_it() -> None:
     processes, values = _Processes(alike=False), tf.constant([1, 5], tf.int64)
-    assert Horovod(processes).total(values, "micro_batches").numpy().tolist() == [1, 5]
-    assert Horovod(processes).maximum(values, "overflow_counts").numpy().tolist() == [1, 5]
+    horovod = Horovod(processes)
+    assert horovod.total(values, "micro_batches").numpy().tolist() == [1, 5]
+    assert horovod.maximum(values, "overflow_counts").numpy().tolist() == [1, 5]
     assert [name for name, _ in processes.sent] == ["micro_batches", "overflow_counts"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)the workers differ.*kernel"):
-        Horovod(processes).mean([tf.constant([1.0]), None], ["kernel", "bias"], None)
-
-
-class _UnmarkedOps(_Processes):
-    """Sends by ops that are not marked as stateful, as Horovod's are not; counts how often each of them runs."""
-
-    def __init__(self) -> None:
-        super().__init__(alike=True)
-        self.ran: Counter[str] = Counter()
-
-    def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
-        return super().allreduce(self._sent(values, name), op, name)
-
-    def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        return super().allgather(self._sent(values, name), name)
-
-    def _sent(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        def run(array: np.ndarray) -> np.ndarray:
-            self.ran[name] += 1
-            return array
-
-        return tf.ensure_shape(tf.numpy_function(run, [values], values.dtype, stateful=False), values.shape)
+        horovod.mean([tf.constant([1.0]), None], ["kernel", "bias"], None)
 
 
 @pytest.mark.graph
 def test_constants_are_sent_whenever_the_graph_runs_and_not_while_it_is_optimized(session: tf1.Session) -> None:
-    processes = _UnmarkedOps()
+    processes = _Processes(alike=True)
     horovod = Horovod(processes)
     sparse = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([1]), tf.constant([3, 1]))
     dense, gathered = horovod.mean([tf.constant([2.0, 6.0]), sparse], ["kernel", "table"], None)
@@ -419,3 +348,72 @@ def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.M
 
     trace(tf.constant(1))
     assert found == [None]
+
+
+def _sgd() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(0.5)
+
+
+class _Distributed:
+    """Hands its steps on to the optimizer that it wraps."""
+
+    __module__ = "horovod.tensorflow"
+
+    def __init__(self, opt: Any, helper: object | None = None) -> None:
+        self._optimizer = opt
+        self._agg_helper = helper
+
+    def apply(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+class _DistributedAdasumOptimizer(_Distributed):
+    __module__ = "horovod.tensorflow"
+
+
+class _DistributedOfKeras:
+    """Derived from the user's optimizer, as Horovod's optimizers for Keras are; it wraps nothing."""
+
+    __module__ = "horovod.tensorflow.keras"
+
+    apply = _Distributed.apply
+
+
+class _Lookalike(_Distributed):
+    """Of a package whose name only begins as Horovod's does."""
+
+    __module__ = "horovod_tools.optimizers"
+
+
+def test_optimizer_is_horovods_by_the_package_of_its_class_and_the_one_inside_is_found() -> None:
+    opt = _sgd()
+    assert horovod_detection.is_horovods(_DistributedOfKeras())
+    assert horovod_detection.is_horovods(_Distributed(opt))
+    assert horovod_detection.without_horovods(_Distributed(opt)) is opt
+    for alone in (opt, _Lookalike(opt), _DistributedOfKeras()):
+        assert horovod_detection.is_horovods(alone) is isinstance(alone, _DistributedOfKeras)
+        assert horovod_detection.without_horovods(alone) is alone
+        horovod_detection.refuse_unsupported_horovods(alone)
+
+
+def test_optimizers_that_do_not_average_each_step_are_refused() -> None:
+    horovod_detection.refuse_unsupported_horovods(_Distributed(_sgd()))
+    with pytest.raises(ValueError, match="leave backward_passes_per_step at 1"):
+        horovod_detection.refuse_unsupported_horovods(_Distributed(_sgd(), helper=object()))
+    with pytest.raises(ValueError, match=r"does not average gradients: use op=hvd\.Average"):
+        horovod_detection.refuse_unsupported_horovods(_DistributedAdasumOptimizer(_sgd()))
+
+
+def test_call_by_the_wrapper_of_this_optimizer_is_recognized() -> None:
+    opt, other = _sgd(), _sgd()
+    assert not horovod_detection.called_by_horovods(opt)
+    assert _Distributed(opt).apply(lambda: horovod_detection.called_by_horovods(opt))
+    for caller in (_Distributed(other), _DistributedOfKeras()):
+        assert not caller.apply(lambda: horovod_detection.called_by_horovods(opt))
+
+
+def test_horovod_runs_if_the_program_has_initialized_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_horovod(monkeypatch, 2, is_initialized=False)
+    assert horovod_detection.running_horovod() is None
+    horovod = run_horovod(monkeypatch, 2)
+    assert horovod_detection.running_horovod() is horovod

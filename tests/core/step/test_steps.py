@@ -1,106 +1,55 @@
-"""The path of gradients through a step, with adapters that keep what reaches them."""
+"""What a step checks, measures, applies and tells, with adapters that keep what reaches them.
+
+That each host skips, counts and goes on as it is promised, tests/contract shows.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from recording_adapters import SCALERS, FunctionAdapter, OfTwo, RecordingAdapter, halving, numbers, run, scaler_of
+from recording_adapters import SCALERS, OfTwo, RecordingAdapter, halving, numbers, run, scaler_of, take_step
 from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.early_check import check_early
+from tfmp.core.step.facts import WantedNorm
+from tfmp.core.step.measured import Measured
+from tfmp.core.step.step_norms import StepNorms
 from tfmp.types import Gradient, Gradients
 
 tf1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("kind", SCALERS)
-def test_program_gets_gradients_as_they_are_with_their_factor_and_what_it_measured(kind: str) -> None:
-    scaler, adapter = SCALERS[kind](), RecordingAdapter(is_compiled=True)
-    run(scaler, adapter, [tf.constant(16.0), None], are_scaled=True)
-    scale = float(scaler.scale(tf.constant(1.0)))
-    # Gradients in true magnitude are divided by 1.
-    run(scaler, adapter, [tf.constant(16.0), None])
-    assert adapter.applied == [([16, None], 8, [2]), ([16, None], 1, [16])]
-    assert adapter.steps == [True, True]
-    assert scale == 8 or kind == "largest magnitude"
-
-
 @pytest.mark.parametrize(
     ("settings", "are_scaled", "applied"),
     [
+        # A program gets gradients as they are, with their factor and what it measured; those in true magnitude with 1.
+        ({"is_compiled": True}, True, ([2 + 2.0**-12, 16], 8, [(2 + 2.0**-12) / 8])),
+        ({"is_compiled": True}, False, ([2, 16], 1, [2])),
+        # Without a program, gradients are unscaled and cast: 2 + 2**-12 is no number of float16.
         ({}, False, [2, 16]),
         ({"has_program": False}, True, [0.25, 2]),
         # The next value of a variable is neither unscaled nor cast.
         ({"has_program": False, "overwritten": [1]}, True, [0.25, 16]),
     ],
 )
-def test_optimizer_without_a_program_gets_unscaled_gradients_in_the_types_of_its_variables(
-    settings: dict[str, Any], are_scaled: bool, applied: list[float]
+def test_optimizers_and_programs_get_gradients_in_the_form_they_take(
+    settings: dict[str, Any], are_scaled: bool, applied: Any
 ) -> None:
     adapter = RecordingAdapter(**settings)
-    # 2 + 2**-12 is no number of float16.
     run(SCALERS["finite"](), adapter, [tf.constant(2 + 2.0**-12), tf.constant(16.0)], are_scaled=are_scaled)
     assert adapter.applied == [applied]
-
-
-class _Counting(FunctionAdapter):
-    """Adds gradients to a weight, and counts applied and skipped steps: as 1 and as 10."""
-
-    def __init__(self, weight: tf.Variable, counted: tf.Variable) -> None:
-        super().__init__(["kernel", "bias"], lambda grads: tf.group(weight.assign_add(grads[0])))
-        self._counted = counted
-
-    def on_step(self, applied: tf.Tensor) -> tf.Operation:
-        return tf.group(self._counted.assign_add(tf.where(applied, 1, 10)))
-
-
-#: Gradients; the weight, the scale and the count after each of them.
-_STEPS = [(1.0, [1, 8, 1]), (math.inf, [1, 4, 11]), (math.nan, [1, 2, 21]), (2.0, [3, 2, 22])]
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-def test_step_applies_finite_gradients_skips_others_and_tells_the_adapter(compiled: bool) -> None:
-    weight, counted, manager = tf.Variable(0.0), tf.Variable(0), halving()
-    scaler, adapter = scaler_of(manager), _Counting(weight, counted)
-
-    def step(grad: tf.Tensor) -> None:
-        run(scaler, adapter, [grad, None])
-
-    step = tf.function(step) if compiled else step
-    for value, expected in _STEPS:
-        step(tf.constant(value))
-        assert [float(each) for each in (weight, manager.get_loss_scale(), counted)] == expected
-
-
-@pytest.mark.graph
-def test_step_of_a_graph_applies_skips_and_tells_alike(session: tf1.Session) -> None:
-    weight, counted = (tf1.get_variable(name, initializer=0.0, use_resource=True) for name in ("weight", "counted"))
-    manager, fed = halving(), tf1.placeholder(tf.float32, [])
-    adapter = _Counting(weight, counted)
-    adapter.on_step = lambda applied: counted.assign_add(tf.where(applied, 1.0, 10.0)).op  # type: ignore[method-assign]
-    done = run(scaler_of(manager), adapter, [fed, None])
-    session.run(tf1.global_variables_initializer())
-    for value, expected in _STEPS:
-        session.run(done, {fed: value})
-        assert session.run([weight, manager.get_loss_scale(), counted]) == expected
-
-
-def test_scale_and_unscale_use_the_current_scale() -> None:
-    manager = halving()
-    scaler = scaler_of(manager)
-    manager.update_loss_scale(tf.constant(False))
-    assert float(scaler.scale(tf.constant(3.0))) == 12
-    assert float(scaler.unscale([tf.constant(12.0)])[0]) == 3
 
 
 @pytest.mark.parametrize("are_scaled", [False, True])
 @pytest.mark.parametrize(
     ("kind", "grads", "distribution", "applied"),
+    # Applied if it is True, and if it is "unscaled" where the gradients came in true magnitude.
     [
         # Saturated when it was scaled; the next value of a variable was never scaled, and no gradient overflowed.
         ("saturation", [1.0, 65504.0], None, False),
@@ -115,8 +64,8 @@ def test_scale_and_unscale_use_the_current_scale() -> None:
         ("finite", [1.0, 3e38], SingleProcess(), True),
     ],
 )
-def test_manager_detector_and_replicas_decide_what_is_checked(
-    kind: str, grads: list[float], distribution: Any, applied: bool | str, are_scaled: bool
+def test_facts_decide_what_is_checked(
+    kind: str, grads: list[float], distribution: Any, applied: Any, are_scaled: bool
 ) -> None:
     scaler, adapter = SCALERS[kind](), RecordingAdapter()
     given = [tf.constant(grad if are_scaled else grad / 8) for grad in grads]
@@ -132,16 +81,6 @@ def test_sum_that_is_checked_needs_no_room_for_further_replicas(sums_first: bool
     assert adapter.steps == [applied]
 
 
-@pytest.mark.parametrize(("grad", "applied"), [(1e38, True), (3e38, False)])
-def test_gradient_that_overflows_when_it_is_unscaled_is_skipped(grad: float, applied: bool) -> None:
-    scaler = scaler_of(tfmp.ExponentialUpdateLossScaleManager(0.5, 100, min_loss_scale=0.5))
-    adapter = RecordingAdapter()
-    run(scaler, adapter, [tf.constant(grad), None], are_scaled=True)
-    assert adapter.steps == [applied]
-    (report,) = scaler.overflow_reports()
-    assert report.last.numpy().tolist() == [[int(not applied), 0, 0], [0, 0, 0]]
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(
     ("usable", "checked", "grad", "applied"),
@@ -155,8 +94,8 @@ def test_gradient_that_overflows_when_it_is_unscaled_is_skipped(grad: float, app
         (True, 2.0, 3.0, True),
     ],
 )
-def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
-    usable: bool, checked: float, grad: float | None, applied: bool, is_compiled: bool
+def test_step_checks_only_gradients_that_changed(
+    usable: bool, checked: float, grad: Any, applied: bool, is_compiled: bool
 ) -> None:
     scaler, adapter = SCALERS["finite"](), RecordingAdapter(is_compiled=is_compiled)
     before = tf.constant(checked, tf.float16)
@@ -164,36 +103,6 @@ def test_step_checks_only_gradients_that_changed_since_an_earlier_check(
     run(scaler, adapter, [before if grad is None else tf.constant(grad, tf.float16), None], known=known)
     assert (adapter.steps, len(adapter.applied)) == ([applied], int(applied))
     assert float(scaler.scale(tf.constant(1.0))) == (8 if applied else 4)
-
-
-@pytest.mark.parametrize(("max_abs", "expected"), [(None, 3.0), (5.0, 5.0)])
-def test_largest_magnitude_is_that_of_an_earlier_check_if_it_has_one(max_abs: float | None, expected: float) -> None:
-    manager = tfmp.LogMaxLossScaleManager(init_loss_scale=8)
-    known = EarlierCheck(LocalResult(tf.constant(True), None if max_abs is None else tf.constant(max_abs)))
-    run(scaler_of(manager), RecordingAdapter(), [tf.constant(-3.0), None], known=known)
-    alone = tfmp.LogMaxLossScaleManager(init_loss_scale=8)
-    alone.update_loss_scale(tf.constant(True), tf.constant(expected))
-    assert manager.state_dict() == alone.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("grads", "overwritten", "of_micro_batches", "applied"),
-    [
-        ([1.0, 65504 / 8], [], False, False),
-        # The detector has looked at each micro-batch.
-        ([1.0, 65504 / 8], [], True, True),
-        ([1.0, math.nan], [], True, False),
-        # What will be the next value of its variable was never scaled.
-        ([1.0, 65504 / 8], [1], False, True),
-    ],
-)
-def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
-    grads: list[float], overwritten: list[int], of_micro_batches: bool, applied: bool
-) -> None:
-    scaler, adapter = SCALERS["saturation"](), RecordingAdapter(overwritten=overwritten)
-    known = EarlierCheck(LocalResult(tf.constant(True)), of_micro_batches=of_micro_batches)
-    run(scaler, adapter, [tf.constant(grad) for grad in grads], known=known)
-    assert adapter.steps == [applied]
 
 
 def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
@@ -208,19 +117,15 @@ def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
     # The mean of checked micro-batches is checked for its finiteness alone.
     for mean, usable in [(saturated, True), (infinite, False), (grads, True)]:
         assert bool(check_early(mean, facts["saturation"], of_micro_batches=True).usable) is usable
-
-
-@pytest.mark.graph
-def test_early_check_leaves_room_for_the_sum_over_replicas(session: tf1.Session) -> None:
-    scaler = scaler_of(tfmp.FixedLossScaleManager(1))
-    grads = scaler.unscale([tf.constant(3e38)])
-    found = [check_early(grads, scaler.facts(each)).usable for each in (SingleProcess(), OfTwo())]
-    assert session.run(found) == [True, False]
+    # Room is left for the sum over replicas.
+    scaler = SCALERS["finite"]()
+    found = [check_early([tf.constant(3e38)], scaler.facts(each)).usable for each in (SingleProcess(), OfTwo())]
+    assert list(map(bool, found)) == [True, False]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(("grad", "last"), [(1.0, [[2, 1, 0], [0, 0, 0]]), (math.inf, [[3, 1, 0], [0, 0, 0]])])
-def test_overflows_of_micro_batches_are_counted_whether_the_step_is_applied_or_not(
+def test_overflows_of_micro_batches_are_counted_in_any_step(
     grad: float, last: list[list[int]], is_compiled: bool
 ) -> None:
     scaler, of_window = SCALERS["finite"](), tf.constant([[2, 1, 0], [0, 0, 0]], tf.int64)
@@ -232,16 +137,6 @@ def test_overflows_of_micro_batches_are_counted_whether_the_step_is_applied_or_n
     assert adapter.applied == [([grad, None], 1, [grad]) if is_compiled else [grad, None]] * math.isfinite(grad)
     # Applied or not, a step that drops micro-batches is not finite: the scale shrinks.
     assert float(scaler.scale(tf.constant(1.0))) == 4
-
-
-@pytest.mark.parametrize(("complete", "finite"), [(None, True), (True, True), (False, False)])
-def test_step_that_may_follow_an_early_check_is_finite_if_no_micro_batch_is_dropped(
-    complete: bool | None, finite: bool
-) -> None:
-    found = LocalResult(tf.constant(True), complete=None if complete is None else tf.constant(complete))
-    result = scaler_of(halving()).agree_early(EarlierCheck(found), SingleProcess())
-    assert (bool(result.applied), bool(result.finite)) == (True, finite)
-    assert (result.finite is result.applied) is (complete is None)
 
 
 def test_replicas_agree_on_what_each_found() -> None:
@@ -266,28 +161,19 @@ def test_replicas_agree_on_what_each_found() -> None:
 
 
 @pytest.mark.parametrize(("is_step", "counted"), [(None, (1, 0)), (True, (1, 0)), (False, (0, 0))])
-def test_result_that_is_no_step_moves_the_scale_and_is_not_counted(
-    is_step: bool | None, counted: tuple[int, int]
-) -> None:
+def test_result_moves_the_scale_also_if_it_is_no_step(is_step: bool | None, counted: tuple[int, int]) -> None:
     manager = halving()
-    result = StepResult(usable=tf.constant(True), complete=tf.constant(False))
-    scaler_of(manager).advance(result, None if is_step is None else tf.constant(is_step))
+    scaler = scaler_of(manager)
+    for complete in (None, True, False):
+        found = LocalResult(tf.constant(True), complete=None if complete is None else tf.constant(complete))
+        result = scaler.agree_early(EarlierCheck(found), SingleProcess())
+        assert (bool(result.applied), bool(result.finite)) == (True, complete is not False)
+        assert (result.finite is result.applied) is (complete is None)
+    scaler.advance(result, None if is_step is None else tf.constant(is_step))
     status = manager.get_status()
     assert (int(status.applied_steps), int(status.skipped_steps)) == counted
     assert bool(status.last_step_finite) is (is_step is False)
     assert float(manager.get_loss_scale()) == 4
-
-
-@pytest.mark.graph
-def test_overflow_reports_are_those_of_the_graph_or_of_eager_code(session: tf1.Session) -> None:
-    del session
-    scaler = scaler_of(tfmp.FixedLossScaleManager(8))
-    run(scaler, FunctionAdapter(["kernel"], lambda grads: tf.no_op()), [tf.constant(1.0)])
-    assert [report.names for report in scaler.overflow_reports()] == [["kernel"]]
-    with tf.Graph().as_default():
-        assert scaler.overflow_reports() == []
-        run(scaler, FunctionAdapter(["bias"], lambda grads: tf.no_op()), [tf.constant(1.0)])
-        assert [report.names for report in scaler.overflow_reports()] == [["bias"]]
 
 
 def test_counts_are_prepared_outside_of_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
@@ -309,16 +195,13 @@ def test_user_sees_the_manager_and_in_eager_programs_the_steps() -> None:
         assert shown.startswith("<tfmp.LossScaleOptimizer(")
         assert "<ExponentialUpdateLossScaleManager(init_loss_scale=8.0, incr_every_n_steps=100, decr_every" in shown
         assert "applied_steps" not in shown
-    opt, weight = optimizer(), tf.Variable(4.0)
-    assert bool(opt.last_step_applied) is bool(opt.last_step_finite) is True
+    opt, weight, seen = optimizer(), tf.Variable(4.0), []
     for factor in (1.0, math.inf):
         opt.minimize(lambda factor=factor: weight * factor, var_list=[weight])
-    seen: list[str] = []
     tf.function(lambda: seen.append(repr(opt)))()
     assert seen == [repr(opt)]
     assert repr(opt).endswith(">): applied_steps=1, skipped_steps=1>")
-    told = (opt.last_step_applied, opt.last_step_finite, opt.loss_scale, opt.attempted_steps)
-    assert [float(each) for each in (*told, opt.consecutive_skipped_steps)] == [0, 0, 4, 2, 1]
+    assert int(opt.attempted_steps) == 2
     assert opt.record_gradient_ranges() is opt.record_gradient_ranges() is not None
 
 
@@ -377,3 +260,51 @@ def test_setting_of_the_user_decides_whether_horovod_distributes_and_one_warning
     for _ in range(2):
         assert scaler.worker_average.mean(grads, ["kernel", "bias"], SingleProcess()) == grads
     assert caplog.text.count(f"Horovod runs {size} processes, and nothing averages the gradients over them") == warnings
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "loss_scale", "is_summed", "norm"),
+    [
+        # Divided by the loss scale.
+        (([24.0], [32.0]), tf.float32, 8.0, True, 5),
+        (([3.0], [4.0]), tf.float32, None, True, 5),
+        # Summed over the replicas, unless they are already; half precision in float32.
+        (([3.0, 4.0], None), tf.float32, None, True, 5),
+        (([3.0, 4.0], None), tf.float32, None, False, 10),
+        (([40000.0], None), tf.float16, None, False, 80000),
+    ],
+)
+def test_norm_is_that_of_the_unscaled_sum(
+    values: Any, dtype: tf.DType, loss_scale: Any, is_summed: bool, norm: float
+) -> None:
+    grads = [None if each is None else tf.constant(each, dtype) for each in values]
+    measured = Measured(grads, None if loss_scale is None else tf.constant(loss_scale), is_summed)
+    assert float(measured.norm(["kernel", "bias"], OfTwo())) == norm
+
+
+@pytest.mark.graph
+def test_nobody_wants_the_norm_unless_it_is_recorded_compared_or_may_be_fetched_from_a_graph() -> None:
+    norms, found = StepNorms(halving()), []
+    with tf.Graph().as_default():
+        found.append(norms.wanted)
+        tf.function(lambda: found.append(norms.wanted))()
+    assert found == [WantedNorm.WITHOUT_EXCHANGE, WantedNorm.NO]
+    if tf1.executing_eagerly():
+        assert norms.wanted is WantedNorm.NO
+        assert tf.function(lambda: tf.constant(norms.wanted.name))().numpy() == b"NO"
+    norms.record()
+    assert norms.wanted is WantedNorm.YES
+    assert StepNorms(halving(), tfmp.SpikeDetector()).wanted is WantedNorm.YES
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_spike_is_described_by_its_gradients_before_they_were_clipped_together(clips: bool) -> None:
+    scaler = scaler_of(halving(), spike_detector=tfmp.SpikeDetector(max_norm=4))
+    grads = scaler.unscale([tf.constant([24.0]), None, tf.constant([32.0])])
+    if clips:
+        grads, _ = tfmp.clip_by_global_norm(grads, 1.0)
+    names = ["kernel", "bias", "scale"]
+    take_step(scaler, grads, names, lambda grads: pytest.fail("a spike was applied"))
+    (report,) = scaler.norms.spike_reports()
+    assert (report.names, float(report.norm), float(report.bound)) == (names, 5, 4)
+    np.testing.assert_allclose(report.shares, [0.36, 0, 0.64], rtol=1e-6)

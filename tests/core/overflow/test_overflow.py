@@ -1,0 +1,325 @@
+"""What counts as an overflow: the detectors, the check of one replica's gradients, and the counts of a step."""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gradient_forms import MODES, in_every_mode
+from recording_adapters import scaler_of, take_step
+
+import tfmp
+from tfmp.core.gradients import arithmetic
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
+from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.types import Gradients
+
+_SCALE = 1024.0
+
+
+class _OfTheUsers(tfmp.OverflowDetector):
+    def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in arithmetic.values_of(grads)])
+
+
+_DETECTORS = {
+    "non-finite": tfmp.NonFiniteDetector(),
+    "saturation": tfmp.SaturationDetector(),
+    "saturation of bfloat16": tfmp.SaturationDetector(dtype="bfloat16"),
+    "user's own": _OfTheUsers(),
+}
+
+
+@pytest.fixture(params=_DETECTORS.values(), ids=_DETECTORS)
+def detector(request: pytest.FixtureRequest) -> OverflowDetector:
+    return request.param
+
+
+def _finite(detector: OverflowDetector, *values: float) -> bool:
+    grads = [tf.constant([1.0]), None, tf.IndexedSlices(tf.constant(values), tf.range(len(values)))]
+    flag = detector.all_finite(grads, tf.constant(_SCALE))
+    assert flag.dtype == tf.bool
+    assert flag.shape == []
+    return bool(flag)
+
+
+def test_every_detector_sees_non_finite_values_and_accepts_ordinary_ones(detector: OverflowDetector) -> None:
+    for bad in (math.inf, -math.inf, math.nan):
+        assert not _finite(detector, 0.0, bad)
+    assert _finite(detector, 0.0, -60000.0 / _SCALE)
+    assert bool(detector.all_finite([None], tf.constant(_SCALE)))
+
+
+def test_every_detector_counts_infinities_and_nan_separately(detector: OverflowDetector) -> None:
+    rows = tf.IndexedSlices(tf.constant([[math.nan, math.nan], [1.0, -math.inf]]), tf.constant([2, 0]))
+    grads = [tf.constant([1.0, 2.0]), None, rows, tf.zeros([0, 3]), tf.constant(math.inf, tf.float16)]
+    counts = detector.counts(grads, tf.constant(_SCALE))
+    assert counts.dtype == tf.int64
+    assert counts.numpy().tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 0], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("shape", [None, [None], [None, 2], [2, None]])
+def test_gradients_of_unknown_shape_are_counted(session: tf.compat.v1.Session, shape: list[int | None] | None) -> None:
+    fed = np.full([2, 2] if shape is None or len(shape) == 2 else [4], math.inf, np.float32)
+    grad = tf.compat.v1.placeholder(tf.float32, shape)
+    counts = tfmp.NonFiniteDetector().counts([grad, None], tf.constant(_SCALE))
+    assert session.run(counts, {grad: fed}).tolist() == [[4, 0, 0], [0, 0, 0]]
+
+
+def test_saturated_values_are_counted_separately() -> None:
+    grads = [tf.constant([-65504.0, 65504.0, math.inf, 60000.0]) / _SCALE]
+    assert tfmp.SaturationDetector().counts(grads, tf.constant(_SCALE)).numpy().tolist() == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "limit", "below"),
+    [
+        ("float16", 65504.0, 65488.0, 65472.0),
+        ("bfloat16", 255 * 2.0**120, 254.5 * 2.0**120, 254 * 2.0**120),
+        # No number of float32 lies between these.
+        ("float32", (2**24 - 1) * 2.0**104, (2**24 - 1) * 2.0**104, (2**24 - 2) * 2.0**104),
+        ("float8_e4m3fn", 448.0, 432.0, 416.0),
+        ("float8_e5m2", 57344.0, 53248.0, 49152.0),
+    ],
+)
+def test_values_that_would_round_to_the_largest_are_saturated(
+    dtype: str, largest: float, limit: float, below: float
+) -> None:
+    detector = tfmp.SaturationDetector(dtype=dtype)
+    for sign in (1, -1):
+        for value, saturated in [
+            (largest, True),
+            (limit, True),
+            (float(np.nextafter(np.float32(limit), np.float32(0))), False),
+            (below, False),
+        ]:
+            grads = [tf.constant([sign * value])]
+            assert bool(detector.all_finite(grads, tf.constant(1.0))) is not saturated
+            assert detector.counts(grads, tf.constant(1.0)).numpy().tolist() == [[0, 0, int(saturated)]]
+
+
+@pytest.mark.parametrize("scale", [3.0, 1000.0, 12345.678, 2.0**40])
+def test_saturation_is_detected_although_unscaling_rounds(scale: float) -> None:
+    scale = tf.constant(scale)
+    assert not bool(tfmp.SaturationDetector().all_finite([65504 * tf.math.reciprocal(scale)], scale))
+    assert bool(tfmp.SaturationDetector().all_finite([65472 * tf.math.reciprocal(scale)], scale))
+
+
+def test_limit_can_be_given_as_a_number_and_no_detector_looks_for_infinities_and_nan() -> None:
+    assert _finite(tfmp.SaturationDetector(limit=1e30), 65504.0)
+    own = _OfTheUsers()
+    assert validated_detector(own) is own
+    assert type(validated_detector(None)) is tfmp.NonFiniteDetector
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *(
+            (partial(tfmp.SaturationDetector, limit), ValueError, f"limit must be .*, got {limit}")
+            for limit in (0.0, -1.0, math.inf, math.nan)
+        ),
+        *(
+            (partial(tfmp.SaturationDetector, dtype=dtype), TypeError, f"floating-point type .* '{dtype}'")
+            for dtype in ("int32", "float11")
+        ),
+        (
+            partial(tfmp.SaturationDetector, 8.0, dtype="float16"),
+            ValueError,
+            "pass limit or dtype, not both, got limit=8.0 and dtype='float16'",
+        ),
+        (
+            partial(validated_detector, "inf"),
+            TypeError,
+            r"^overflow_detector must be a tfmp\.OverflowDetector, got 'inf' of type str: ",
+        ),
+    ],
+)
+def test_what_is_no_detector_or_limit_is_refused(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+_NAMES = ["kernel", "bias"]
+
+
+def _numbers(report: OverflowReport) -> tuple[list[str], list[list[int]], list[int]]:
+    return report.names, report.last.numpy().tolist(), report.steps.numpy().tolist()
+
+
+def test_last_skipped_step_of_each_list_of_variables_is_kept_and_all_are_counted() -> None:
+    scaler = scaler_of(tfmp.FixedLossScaleManager(1024))
+    for kernel, bias in [([math.nan, 1.0], math.inf), ([math.inf, math.nan], 0.0), ([1.0, 1.0], 1.0)]:
+        take_step(scaler, [tf.constant(kernel), tf.constant(bias)], _NAMES, lambda grads: None)
+    take_step(scaler, [tf.constant(math.nan)], ["discriminator"], lambda grads: None)
+    assert [_numbers(report) for report in scaler.overflow_reports()] == [
+        (_NAMES, [[1, 1, 0], [0, 0, 0]], [2, 1]),
+        (["discriminator"], [[0, 1, 0]], [1]),
+    ]
+
+
+@pytest.mark.parametrize("detector", [tfmp.NonFiniteDetector(), tfmp.SaturationDetector()])
+def test_scaled_gradients_are_counted_in_true_magnitude(detector: tfmp.OverflowDetector) -> None:
+    # 65504 is the scaled value: saturated for the one that asks, ordinary for the other, which sees the NaN.
+    scaler = scaler_of(tfmp.FixedLossScaleManager(1024), detector)
+    take_step(scaler, [tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, are_scaled=True)
+    saturated = int(isinstance(detector, tfmp.SaturationDetector))
+    assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 1, saturated], [0, 0, 0]], [1, 0])
+
+
+_NOTHING = [0, 0, 0]
+
+
+class _OfOneReplica(tfmp.NonFiniteDetector):
+    ignores_sums = True
+
+
+class _Tolerant(tfmp.OverflowDetector):
+    def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
+        del grads, loss_scale
+        return tf.constant(True)
+
+
+def _check(scaling: Scaling = Scaling.UNSCALED, loss_scale: float = 8.0, **settings: int) -> GradientCheck:
+    return GradientCheck(tfmp.NonFiniteDetector(), tf.constant(loss_scale), scaling, **settings)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "checked", "largest"),
+    # Gradients that come scaled by 8 are unscaled for the check, or their largest magnitude alone is.
+    [(Scaling.UNSCALED, -16.0, 16.0), (Scaling.CHECK_SCALED, -16.0, 2.0), (Scaling.UNSCALE_FIRST, -2.0, 2.0)],
+)
+def test_magnitude_of_gradients_is_that_of_their_scaling(scaling: Scaling, checked: float, largest: float) -> None:
+    check, given = _check(scaling), [tf.constant([4.0, -16.0]), None]
+    grads = check.checked_form(given)
+    assert (grads is given) is (scaling is not Scaling.UNSCALE_FIRST)
+    assert grads[0].numpy().tolist() == [-checked / 4, checked]
+    assert grads[1] is None
+    assert float(check.max_abs(grads)) == largest
+    assert bool(check.all_finite(grads))
+    assert check.counts(grads).numpy().tolist() == [_NOTHING, _NOTHING]
+
+
+@pytest.mark.parametrize("scaling", Scaling)
+@pytest.mark.parametrize(("bad", "counts"), [(math.inf, [1, 0, 0]), (math.nan, [0, 1, 0])])
+def test_overflow_is_found_in_every_scaling(scaling: Scaling, bad: float, counts: list[int]) -> None:
+    check = _check(scaling)
+    grads = check.checked_form([tf.constant([1.0]), None, tf.constant([1.0, bad])])
+    assert not bool(check.all_finite(grads))
+    assert check.counts(grads).numpy().tolist() == [_NOTHING, _NOTHING, counts]
+
+
+def test_scaled_gradients_are_not_usable_at_a_scale_below_1_unless_they_are_unscaled_first() -> None:
+    largest = [tf.constant([tf.float32.max])]
+    # A checkpoint may restore such a scale. Divided by 0.5, a gradient that is finite here overflows.
+    assert not bool(_check(Scaling.CHECK_SCALED, 0.5).all_finite(largest))
+    assert bool(_check(Scaling.CHECK_SCALED, 1.0).all_finite(largest))
+    check = _check(Scaling.UNSCALE_FIRST, 0.5)
+    small = check.checked_form([tf.constant([2.0])])
+    assert bool(check.all_finite(small))
+    assert float(check.max_abs(small)) == 4
+    assert not bool(check.all_finite(check.checked_form(largest)))
+
+
+@pytest.mark.parametrize("scaling", Scaling)
+def test_next_value_of_a_variable_is_never_scaled_and_checked_for_finiteness_alone(scaling: Scaling) -> None:
+    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(8.0), scaling, overwritten=[1])
+
+    def checked(next_value: float) -> Gradients:
+        return check.checked_form([tf.constant([16.0]), tf.constant([next_value])])
+
+    # For a gradient this would be saturated.
+    large = checked(1e6)
+    assert large[1].numpy().tolist() == [1e6]
+    assert bool(check.all_finite(large))
+    assert float(check.max_abs(large)) == (16 if scaling is Scaling.UNSCALED else 2)
+    assert check.counts(large).numpy().tolist() == [_NOTHING, _NOTHING]
+    nan = checked(math.nan)
+    assert not bool(check.all_finite(nan))
+    assert check.counts(nan).numpy().tolist() == [_NOTHING, [0, 1, 0]]
+    both = check.checked_form([tf.constant([math.inf]), tf.constant([math.nan])])
+    assert check.counts(both).numpy().tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinite() -> None:
+    grads = [tf.constant([1.0, 0.625 * tf.float32.max, tf.float32.max]), tf.constant([1.0])]
+    # An infinity is counted once.
+    assert _check(num_summed=2).counts([tf.constant([math.inf, 1.0])]).numpy().tolist() == [[1, 0, 0]]
+    alone, summed = _check(), _check(num_summed=2)
+    ignoring = GradientCheck(_OfOneReplica(), tf.constant(8.0), num_summed=2)
+    assert [bool(check.all_finite(grads)) for check in (alone, summed, ignoring)] == [True, False, True]
+    counts = [check.counts(grads).numpy().tolist() for check in (alone, summed, ignoring)]
+    assert counts == [[_NOTHING, _NOTHING], [[2, 0, 0], _NOTHING], [_NOTHING, _NOTHING]]
+    # Where gradients are not summed, the detector alone decides.
+    for num_summed, finite in [(1, True), (2, False)]:
+        check = GradientCheck(_Tolerant(), tf.constant(8.0), num_summed=num_summed)
+        assert bool(check.all_finite([tf.constant([math.inf])])) is finite
+
+
+@in_every_mode
+@pytest.mark.parametrize("num_summed", [1, 2])
+def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed: int) -> None:
+    check = _check(num_summed=num_summed)
+    overflowed = tf.constant([[math.inf, math.nan, 1.0, 3e38] * 30] * 100)
+    grads = [tf.ones([100, 100]), overflowed, None, tf.constant([math.nan]), tf.fill([100, 100], 2e38)]
+
+    def count(grads: Gradients) -> tf.Tensor:
+        return check.counts(grads, check.squares(grads))
+
+    counted = MODES[mode](count)(grads)
+    in_sum = [3000, 10000] if num_summed == 2 else [0, 0]
+    rows = [_NOTHING, [3000 + in_sum[0], 3000, 0], _NOTHING, [0, 1, 0], [in_sum[1], 0, 0]]
+    assert counted.numpy().tolist() == rows
+    assert check.counts(grads).numpy().tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("detector", "jit_compile", "num_squares"),
+    [(tfmp.NonFiniteDetector(), False, 1), (tfmp.SaturationDetector(), False, 0), (tfmp.NonFiniteDetector(), True, 0)],
+)
+def test_graph_hands_on_squares_that_counts_can_use(detector: Any, jit_compile: bool, num_squares: int) -> None:
+    check, found = GradientCheck(detector, tf.constant(8.0)), []
+
+    def find(grad: tf.Tensor) -> None:
+        found.append(len(check.squares([grad])))
+
+    tf.function(find, jit_compile=jit_compile)(tf.ones([100, 100]))
+    assert found == [num_squares]
+    # Eager code computes nothing ahead that only a skipped step needs.
+    assert check.squares([tf.ones([100, 100])]) == []
+
+
+def test_counts_of_a_skipped_step_use_the_squares_of_its_check() -> None:
+    check = _check()
+
+    @tf.function
+    def count(grad: tf.Tensor) -> tf.Tensor:
+        squares, nothing = check.squares([grad]), tf.constant([_NOTHING], tf.int64)
+        return tf.cond(check.all_finite([grad]), lambda: nothing, lambda: check.counts([grad], squares))
+
+    grad = tf.fill([100, 100], math.nan)
+    assert count(grad).numpy().tolist() == [[0, 10000, 0]]
+    graph = count.get_concrete_function(grad).graph.as_graph_def()
+    assert "L2Loss" in {node.op for node in graph.node}
+    assert "L2Loss" not in {node.op for function in graph.library.function for node in function.node_def}
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "usable"), [(True, 1.0, True), (True, math.inf, False), (False, 1.0, False)]
+)
+def test_gradients_that_were_checked_before_are_not_read_again(before: bool, value: float, usable: bool) -> None:
+    old, new = tf.constant([math.nan]), tf.constant([value])
+    known = EarlierCheck(LocalResult(tf.constant(before), tf.constant(2.0)), checked=[old])
+    for grads, expected in [([old, new, None], usable), ([old, None], before)]:
+        found = _check(needs_max_abs=True).of(grads, known)
+        assert (bool(found.usable), float(found.max_abs)) == (expected, 2)
+    # The largest magnitude is found if it is needed and not known.
+    for known in (None, EarlierCheck(LocalResult(tf.constant(True)))):
+        for needs_max_abs, largest in [(True, 3.0), (False, None)]:
+            found = _check(needs_max_abs=needs_max_abs).of([tf.constant([-3.0, 1.0]), None], known)
+            assert (bool(found.usable), found.max_abs) == (True, largest)
