@@ -1,6 +1,5 @@
 """Passes right and wrong arguments to every public function that takes gradients, variables, pairs or names."""
 
-import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,9 +10,9 @@ import tensorflow as tf
 import tfmp
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
 
-# Converts the right list into the argument that is passed instead, for example into a generator.
+#: Converts the right list into the argument that is passed instead, for example into a generator.
 _Form = Callable[[list[Any]], Any]
-# Calls the function under test with the right list in this form, and returns its result.
+#: Calls the function under test with the right list in this form, and returns its result.
 _Take = Callable[[_Form], Any]
 
 
@@ -41,36 +40,50 @@ def _sgd() -> Any:
     return tf.compat.v1.train.GradientDescentOptimizer(1.0)
 
 
-def _read(variables: list[tf.Variable]) -> list[tf.Tensor]:
-    return [variable.read_value() for variable in variables]
+def _of_v1() -> Any:
+    return tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
 
 
-def _unscale(enabled: bool = True) -> _Take:
+def _moves(move: Callable[[Any, list[tf.Variable], _Form], Any], make: Callable[[], Any]) -> Callable[[], _Take]:
+    """Return what makes an object and variables, and a call that moves the variables and reads them."""
+
+    def prepared() -> _Take:
+        owner, variables = make(), _variables()
+
+        def take(form: _Form) -> list[tf.Tensor]:
+            move(owner, variables, form)
+            return [variable.read_value() for variable in variables]
+
+        return take
+
+    return prepared
+
+
+def _pairs(variables: list[tf.Variable]) -> list[Any]:
+    return list(zip(_grads(), variables, strict=True))
+
+
+def _step(scaler: tfmp.GradScaler, variables: list[tf.Variable], form: _Form) -> None:
+    scaler.step(_sgd(), form(_pairs(variables)))
+    scaler.update()
+
+
+def _step_all(scaler: tfmp.GradScaler, variables: list[tf.Variable], form: _Form) -> None:
+    scaler.step_all(form([(_sgd(), [pair]) for pair in _pairs(variables)]))
+    scaler.update()
+
+
+def _apply(optimizer: Any, variables: list[tf.Variable], form: _Form) -> None:
+    optimizer.apply_gradients(form(_pairs(variables)))
+
+
+def _minimize(optimizer: Any, variables: list[tf.Variable], form: _Form) -> None:
+    optimizer.minimize(lambda: tf.add_n(variables), var_list=form(variables))
+
+
+def _unscale(enabled: bool) -> _Take:
     scaler = tfmp.GradScaler(8, enabled=enabled)
     return lambda form: scaler.unscale(_sgd(), form(_grads()))
-
-
-def _step() -> _Take:
-    scaler, optimizer, variables = tfmp.GradScaler(8), _sgd(), _variables()
-
-    def take(form: _Form) -> Any:
-        scaler.step(optimizer, form(list(zip(_grads(), variables, strict=True))))
-        scaler.update()
-        return _read(variables)
-
-    return take
-
-
-def _step_all() -> _Take:
-    scaler, optimizers, variables = tfmp.GradScaler(8), [_sgd(), _sgd()], _variables()
-
-    def take(form: _Form) -> Any:
-        pairs = zip(_grads(), variables, strict=True)
-        scaler.step_all(form([(optimizer, [pair]) for optimizer, pair in zip(optimizers, pairs, strict=True)]))
-        scaler.update()
-        return _read(variables)
-
-    return take
 
 
 def _scale() -> _Take:
@@ -78,19 +91,10 @@ def _scale() -> _Take:
     return lambda form: list(scaler.scale(form([tf.constant(1.0), tf.constant(2.0)])))
 
 
-def _prepare() -> _Take:
-    optimizer, variables = tf.compat.v1.train.MomentumOptimizer(1.0, 0.5), _variables()
-
-    def take(form: _Form) -> Any:
-        tfmp.GradScaler(8).prepare(optimizer, form(variables))
-        return len(optimizer.variables())
-
-    return take
-
-
-def _accumulator_of() -> _Take:
-    variables = _variables()
-    return lambda form: len(tfmp.GradientAccumulator(form(variables), 2).sums)
+def _prepare(form: _Form) -> int:
+    optimizer = tf.compat.v1.train.MomentumOptimizer(1.0, 0.5)
+    tfmp.GradScaler(8).prepare(optimizer, form(_variables()))
+    return len(optimizer.variables())
 
 
 def _add() -> _Take:
@@ -103,68 +107,29 @@ def _add() -> _Take:
     return take
 
 
-def _apply(make: Callable[[], Any]) -> _Take:
-    optimizer, variables = make(), _variables()
-
-    def take(form: _Form) -> Any:
-        optimizer.apply_gradients(form(list(zip(_grads(), variables, strict=True))))
-        return _read(variables)
-
-    return take
-
-
-def _of_v1() -> Any:
-    return tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
-
-
-def _of_v1_minimize() -> _Take:
-    optimizer, variables = _of_v1(), _variables()
-
-    def take(form: _Form) -> Any:
-        optimizer.minimize(lambda: tf.add_n(variables), var_list=form(variables))
-        return _read(variables)
-
-    return take
-
-
-def _of_bert_names() -> _Take:
-    variables = _variables()
-
-    def take(form: _Form) -> Any:
-        optimizer = AdamWeightDecayOptimizer(0.125, 0.5, exclude_from_weight_decay=form(["a", "b"]))
-        return [tf.constant(optimizer.decays(variable)) for variable in variables]
-
-    return take
-
-
-def _checkpoint_map() -> _Take:
-    def take(form: _Form) -> Any:
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session, tempfile.TemporaryDirectory() as path:
-            variables = [tf.compat.v1.get_variable(name, initializer=[1.0]) for name in ("a", "b")]
-            session.run(tf.compat.v1.global_variables_initializer())
-            tf.compat.v1.train.Saver().save(session, f"{path}/model.ckpt")
-            return sorted(tfmp.checkpoints.variable_map(path, form(variables)))
-
-    return take
+def _decays(form: _Form) -> list[tf.Tensor]:
+    optimizer = AdamWeightDecayOptimizer(0.125, 0.5, exclude_from_weight_decay=form(["a", "b"]))
+    return [tf.constant(optimizer.decays(variable)) for variable in _variables()]
 
 
 _ENTRANCES = {
-    "GradScaler.unscale": _Entrance(_unscale, "grads"),
+    "GradScaler.unscale": _Entrance(lambda: _unscale(True), "grads"),
     "GradScaler.unscale disabled": _Entrance(lambda: _unscale(False), "grads"),
-    "GradScaler.step": _Entrance(_step, "pairs"),
-    "GradScaler.step_all": _Entrance(_step_all, "steps"),
+    "GradScaler.step": _Entrance(_moves(_step, lambda: tfmp.GradScaler(8)), "pairs"),
+    "GradScaler.step_all": _Entrance(_moves(_step_all, lambda: tfmp.GradScaler(8)), "steps"),
     "GradScaler.scale": _Entrance(_scale, "none"),
-    "GradScaler.prepare": _Entrance(_prepare, "variables"),
-    "GradientAccumulator": _Entrance(_accumulator_of, "variables"),
+    "GradScaler.prepare": _Entrance(lambda: _prepare, "variables"),
+    "GradientAccumulator": _Entrance(
+        lambda: lambda form: len(tfmp.GradientAccumulator(form(_variables()), 2).sums), "variables"
+    ),
     "GradientAccumulator.add": _Entrance(_add, "grads"),
     "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads or one"),
     "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads or one"),
     "clip_by_global_norm": _Entrance(lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
-    "v1 apply_gradients": _Entrance(lambda: _apply(_of_v1), "pairs"),
-    "v1 minimize": _Entrance(_of_v1_minimize, "none"),
-    "bert apply_gradients": _Entrance(lambda: _apply(lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
-    "bert exclude_from_weight_decay": _Entrance(_of_bert_names, "names"),
-    "variable_map": _Entrance(_checkpoint_map, "variables"),
+    "v1 apply_gradients": _Entrance(_moves(_apply, _of_v1), "pairs"),
+    "v1 minimize": _Entrance(_moves(_minimize, _of_v1), "none"),
+    "bert apply_gradients": _Entrance(_moves(_apply, lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
+    "bert exclude_from_weight_decay": _Entrance(lambda: _decays, "names"),
 }
 
 _WRONG: dict[str, dict[str, _Form]] = {
@@ -211,7 +176,7 @@ _FORMS: dict[str, _Form] = {
     "tuple": tuple,
     "values of a dict": lambda right: dict(enumerate(right)).values(),
 }
-_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator", "bert exclude_from_weight_decay", "variable_map")
+_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator", "bert exclude_from_weight_decay")
 #: The name of each function under test, and whether it is called inside a `tf.function`.
 _PLACES = [
     (name, in_function)

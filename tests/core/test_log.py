@@ -9,17 +9,9 @@ import pytest
 import tfmp
 
 
-@pytest.mark.parametrize("logging_setup", ["", "logging.warning('set up'); "], ids=["nothing", "root-at-warning"])
-def test_program_that_set_no_level_sees_the_reports(logging_setup: str) -> None:
+@pytest.mark.parametrize("setup", ["", "logging.warning('set up'); "], ids=["nothing", "root-at-warning"])
+def test_program_that_set_no_level_sees_the_reports(setup: str) -> None:
+    code = f"import logging; {setup}from tfmp.core.log import visible_logger; visible_logger().info('a report')"
     root = Path(tfmp.__file__).parent.parent
-    code = f"""
-import logging, sys; {logging_setup}sys.path.insert(0, {str(root)!r})
-import tensorflow as tf, tfmp
-with tf.Graph().as_default():
-    step = tf.constant(0)
-    hook = tfmp.LossScaleLoggingHook(tfmp.FixedLossScaleManager(8))
-    with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
-        session.run(step)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert "loss scale 8, steps applied 0, skipped 0 (0 in a row)\n" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert "a report\n" in done.stderr

@@ -15,7 +15,6 @@ from kit import oracle
 
 import tfmp
 from tfmp.core.spikes.detector import SpikeState
-from tfmp.core.spikes.reports import SpikeRecord
 from tfmp.core.spikes.watch import SpikeWatch
 
 tf1 = tf.compat.v1
@@ -85,14 +84,13 @@ def test_bound_is_that_of_the_rule(window: int) -> None:
 
 
 def test_counts_and_what_is_kept_are_as_small_as_they_can_be() -> None:
-    detector = tfmp.SpikeDetector(window=3)
-    _run(detector, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7])
-    # The count starts again before it is too large for its type.
-    assert _state(detector)["spike_window_count"] == 5
+    detector, fixed = tfmp.SpikeDetector(window=3), tfmp.SpikeDetector(max_norm=5)
     changed = tfmp.SpikeDetector(window=4, max_consecutive_skips=3)
     _run(changed, [1.0] * 4 + [50.0] * 8)
     assert int(changed.lasting_changes) == 1
-    fixed = tfmp.SpikeDetector(max_norm=5)
+    _run(detector, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7])
+    # The count starts again before it is too large for its type.
+    assert _state(detector)["spike_window_count"] == 5
     _run(fixed, [4.9, 5.0])
     # Nobody reads the last norm, which is kept because TensorFlow cannot keep nothing.
     assert _state(fixed)["spike_window"] == [5.0]
@@ -117,20 +115,20 @@ def test_settings_out_of_range_are_refused(given_: dict[str, Any], error: type[E
 
 
 @pytest.mark.parametrize(
-    "given_", [{}, {"max_norm": 3.0}, {"window": 8, "deviations": 5.0, "min_factor": 2.0, "max_norm": 9.0}]
+    ("given_", "shown"),
+    [
+        ({}, "window=128, deviations=4.0, min_factor=3.0, max_norm=None"),
+        ({"max_norm": 3}, "max_norm=3.0"),
+        (
+            {"window": 8, "deviations": 5, "min_factor": 2, "max_norm": 9},
+            "window=8, deviations=5.0, min_factor=2.0, max_norm=9.0",
+        ),
+    ],
 )
-def test_detector_is_made_again_from_its_configuration(given_: dict[str, Any]) -> None:
+def test_detector_shows_its_settings_and_is_made_again_from_them(given_: dict[str, Any], shown: str) -> None:
     config = tfmp.SpikeDetector(**given_).get_config()
     again = tfmp.SpikeDetector.from_config(config)
-    assert again.get_config() == config
-    assert (again._window is None) == (given_ == {"max_norm": 3.0})
-
-
-def test_repr_shows_the_settings() -> None:
-    assert repr(tfmp.SpikeDetector(window=8, max_norm=3)) == (
-        "SpikeDetector(window=8, deviations=4.0, min_factor=3.0, max_norm=3.0)"
-    )
-    assert repr(tfmp.SpikeDetector(max_norm=3)) == "SpikeDetector(max_norm=3.0)"
+    assert (again.get_config(), repr(again)) == (config, f"SpikeDetector({shown})")
 
 
 def test_state_as_json_resumes_exactly() -> None:
@@ -169,27 +167,6 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert detector.state_dict() == before
 
 
-def test_rule_is_the_same_in_a_function_and_in_xla() -> None:
-    detector = tfmp.SpikeDetector(window=4)
-    state = SpikeState(tf.constant([1.0, 2.0, 3.0, 4.0], tf.float64), tf.constant(5), tf.constant(1), tf.constant(0))
-    norm = tf.constant(100.0, tf.float64)
-
-    def run() -> list[tf.Tensor]:
-        true = tf.constant(True)
-        return [detector.bound(state), *detector.next_state(state, norm, true, true, true)]
-
-    for compiled in (tf.function(run), tf.function(run, jit_compile=True)):
-        for one, other in zip(run(), compiled(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12)
-
-
-def test_detector_that_is_stored_in_an_optimizer_is_refused_by_another() -> None:
-    detector = tfmp.SpikeDetector()
-    detector.store_in(lambda name, value: tf.Variable(value, name=name))
-    with pytest.raises(ValueError, match="in another Keras optimizer already: make a detector for each"):
-        detector.store_in(lambda name, value: tf.Variable(value, name=name))
-
-
 def _norm(value: float) -> tf.Tensor:
     return tf.constant(value, tf.float64)
 
@@ -205,6 +182,9 @@ def test_detector_of_another_optimizer_is_refused_until_that_is_gone() -> None:
     del first
     gc.collect()
     assert SpikeWatch(detector).detector is detector
+    detector.store_in(lambda name, value: tf.Variable(value, name=name))
+    with pytest.raises(ValueError, match="in another Keras optimizer already: make a detector for each"):
+        detector.store_in(lambda name, value: tf.Variable(value, name=name))
 
 
 @pytest.mark.graph
@@ -225,32 +205,3 @@ def test_optimizers_have_windows_of_their_own() -> None:
     watch = SpikeWatch(detector)
     stored = [watch.look(optimizers, _norm(1.0)).stored for optimizers in ([one], [two], [one, two], [two])]
     assert stored == [detector.states[index] for index in (0, 1, 2, 1)]
-
-
-def test_norm_that_is_not_finite_is_never_above_the_bound() -> None:
-    watch = SpikeWatch(tfmp.SpikeDetector(max_norm=1))
-    found = {value: watch.look(["sgd"], _norm(value)) for value in (2.0, float("inf"), float("nan"))}
-    assert [bool(look.is_above) for look in found.values()] == [True, False, False]
-
-
-def test_last_spike_is_kept_and_spikes_are_counted() -> None:
-    record = SpikeRecord(["kernel", "bias"])
-    assert int(record.report().spikes) == 0
-    for norm in (8.0, 9.0):
-        shares = tf.constant([0.25, 0.75], tf.float64)
-        record.store(shares, tf.constant(norm, tf.float64), tf.constant(2.0, tf.float64))
-    report = record.report()
-    assert (report.names, report.shares.numpy().tolist()) == (["kernel", "bias"], [0.25, 0.75])
-    assert (float(report.norm), float(report.bound), int(report.spikes)) == (9, 2, 2)
-
-
-@pytest.mark.graph
-def test_record_in_a_graph_needs_no_initializer() -> None:
-    record = SpikeRecord(["kernel"])
-    with tf.Graph().as_default(), tf1.Session() as session:
-        one = tf.ones([1], tf.float64)
-        stored, report = record.store(one, one[0], one[0]), record.report()
-        assert session.run(report.spikes) == 0
-        session.run(stored)
-        assert session.run(report[1:]) == ([1.0], 1.0, 1.0, 1)
-        assert tf1.global_variables() == []

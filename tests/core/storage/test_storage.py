@@ -4,7 +4,6 @@ import gc
 import math
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tfmp.core.storage import graph_variables
 from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.storage.graph_registry import GraphList, OncePerGraph
 from tfmp.core.storage.in_checkpoint import InCheckpoint
-from tfmp.core.storage.state_variables import StateVariables
 
 tf1 = tf.compat.v1
 
@@ -51,7 +49,9 @@ def test_custom_getters_do_not_meet_the_state(session: tf1.Session) -> None:
 
 
 @pytest.mark.graph
-def test_variable_is_a_reference_only_where_tensorflow_1_would_make_one(session: tf1.Session) -> None:
+def test_saved_variables_are_as_in_tensorflow_1_and_transient_ones_in_no_collection(session: tf1.Session) -> None:
+    transient = graph_variables.add_transient_variable("count", np.int64(3))
+    assert session.graph.get_all_collection_keys() == []
     variable = graph_variables.add_saved_variable("scale", np.float32(8))
     resources = tf1.resource_variables_enabled() or tf1.control_flow_v2_enabled()
     assert variable.op.name == ("scale/value" if resources else "scale")
@@ -60,15 +60,9 @@ def test_variable_is_a_reference_only_where_tensorflow_1_would_make_one(session:
     assert tf1.trainable_variables() == []
     _initialize(session)
     assert session.run("scale:0") == 8
-
-
-@pytest.mark.graph
-def test_transient_variable_is_in_no_collection(session: tf1.Session) -> None:
-    variable = graph_variables.add_transient_variable("count", np.int64(3))
-    assert session.graph.get_all_collection_keys() == []
-    assert not session.run(variable.is_initialized())
-    session.run(variable.initializer)
-    assert session.run(variable.read_value()) == 3
+    assert not session.run(transient.is_initialized())
+    session.run(transient.initializer)
+    assert session.run(transient.read_value()) == 3
 
 
 @pytest.mark.graph
@@ -81,46 +75,21 @@ def test_parts_of_a_variable_have_the_key_of_the_whole(session: tf1.Session) -> 
 
 
 @pytest.mark.graph
-def test_top_level_is_outside_of_functions_control_dependencies_and_conditionals(
-    session: tf1.Session,
-) -> None:
-    del session
-    found = [graph_variables.at_top_level_of_graph()]
-
-    def ask() -> tf.Tensor:
-        found.append(graph_variables.at_top_level_of_graph())
-        return tf.constant(1.0)
-
-    with tf.control_dependencies([tf.constant(1.0)]):
-        ask()
-    tf.cond(tf1.placeholder(tf.bool, []), ask, ask)
-    tf.function(ask)()
-    assert found == [True, False, False, False, False]
-    ask()
-    assert found[-1]
-
-
-@pytest.mark.graph
-def test_manager_made_under_control_dependencies_is_initialized_without_them(session: tf1.Session) -> None:
-    needs_feed = tf1.placeholder(tf.float32, []) + 1
-    with tf.control_dependencies([needs_feed]):
-        _manager()
-    _initialize(session)
-    assert session.run("loss_scale:0") == 1024
-
-
-@pytest.mark.graph
-def test_manager_made_inside_a_conditional_outlives_it(session: tf1.Session) -> None:
+def test_manager_made_under_control_dependencies_or_in_a_conditional_outlives_them(session: tf1.Session) -> None:
     made = []
 
     def branch() -> tf.Tensor:
         made.append(_manager())
-        return made[0].get_loss_scale()
+        return made[-1].get_loss_scale()
 
+    needs_feed = tf1.placeholder(tf.float32, []) + 1
+    with tf.control_dependencies([needs_feed]):
+        branch()
     scale = tf.cond(tf1.placeholder_with_default(True, []), branch, lambda: tf.constant(0.0))
-    outside = made[0].get_loss_scale()
+    outside = [manager.get_loss_scale() for manager in made]
+    # Nothing is fed.
     _initialize(session)
-    assert session.run([scale, outside]) == [1024, 1024]
+    assert session.run([scale, *outside]) == [1024] * 3
 
 
 @pytest.mark.graph
@@ -139,10 +108,8 @@ def test_scale_that_a_step_has_read_stays_when_the_next_is_stored(session: tf1.S
 
 
 @pytest.mark.graph
-def test_checkpoint_in_a_graph_holds_the_state_under_the_keys_of_eager_code(
-    session: tf1.Session, tmp_path: Path
-) -> None:
-    manager = _manager()
+def test_checkpoint_in_a_graph_has_the_keys_of_eager_code(session: tf1.Session, tmp_path: Path) -> None:
+    manager, restored = _manager(), []
     step = manager.update_loss_scale(tf.constant(False))
     checkpoint = tf.train.Checkpoint(manager=manager)
     with session.as_default():
@@ -151,7 +118,6 @@ def test_checkpoint_in_a_graph_holds_the_state_under_the_keys_of_eager_code(
         _initialize(session)
         session.run(step)
         after = checkpoint.write(str(tmp_path / "after"))
-        restored = []
         for path in (before, after):
             checkpoint.read(path).assert_consumed().run_restore_ops()
             restored.append(session.run(manager.get_loss_scale()))
@@ -159,37 +125,6 @@ def test_checkpoint_in_a_graph_holds_the_state_under_the_keys_of_eager_code(
     keys = {name for name, _ in tf.train.list_variables(after)} - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
     names = ("bad_steps", "good_steps", "loss_scale")
     assert keys == {f"manager/state/values/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in names}
-
-
-@pytest.mark.graph
-def test_default_saver_keeps_the_state_of_each_manager_and_nothing_else(session: tf1.Session, tmp_path: Path) -> None:
-    manager = _manager()
-    step = [manager.update_loss_scale(tf.constant(False)), manager.note_step(tf.constant(False))]
-    with tf1.variable_scope("other"):
-        other = _manager()
-    saver = tf1.train.Saver()
-    _initialize(session)
-    session.run(step)
-    path = saver.save(session, str(tmp_path / "model.ckpt"))
-    assert tf.train.list_variables(path) == [
-        (name, [])
-        for name in ("bad_steps", "good_steps", "loss_scale", "other/bad_steps", "other/good_steps", "other/loss_scale")
-    ]
-    assert tf.train.load_variable(path, "loss_scale") == 512
-    session.run(step)
-    saver.restore(session, path)
-    assert session.run([manager.get_loss_scale(), other.get_loss_scale()]) == [512, 1024]
-
-
-@pytest.mark.graph
-def test_counts_start_anew_in_each_session(session: tf1.Session) -> None:
-    manager = _manager()
-    count = manager.note_step(tf.constant(True))
-    applied = manager.get_status().applied_steps
-    session.run([count])
-    assert session.run(applied) == 1
-    with tf1.Session() as other:
-        assert other.run(applied) == 0
 
 
 @pytest.mark.graph
@@ -205,7 +140,7 @@ def test_manager_does_not_keep_old_graphs_alive() -> None:
 
 
 @pytest.mark.graph
-def test_saved_graph_is_loaded_restored_trained_and_saved(
+def test_saved_graph_is_loaded_and_trained(
     session: tf1.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = tf1.get_variable("w", initializer=1.0)
@@ -228,35 +163,22 @@ def test_saved_graph_is_loaded_restored_trained_and_saved(
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("saved", [True, False])
-def test_one_field_is_read_without_the_others(saved: bool, session: tf1.Session) -> None:
-    class Pair(NamedTuple):
-        first: Any
-        second: Any
-
-    state: StateVariables = StateVariables(Pair(np.int64(1), np.int64(2)), saved=saved)
-    assert state.get("second") is state.read().second
-    stored = state.assign(Pair(tf.constant(3, tf.int64), tf.constant(4, tf.int64)))
-    with tf.control_dependencies([stored]):
-        after = state.get("second")
-    _initialize(session)
-    assert session.run(after) == 4
-
-
-@pytest.mark.graph
-def test_object_is_made_once_for_each_graph() -> None:
+def test_object_is_made_once_for_each_graph_and_read_anew_where_something_orders_it() -> None:
     made: list[tf.Graph] = []
 
     def make() -> tf.Tensor:
         made.append(tf1.get_default_graph())
         return tf.constant(42.0)
 
-    once, graphs = OncePerGraph(make), [tf.Graph(), tf.Graph()]
+    once, other, graphs = OncePerGraph(make), OncePerGraph(lambda: tf.constant(42.0)), [tf.Graph(), tf.Graph()]
     for graph in graphs * 2:
         with graph.as_default():
-            assert once.get() is once.get()
-            assert once.get().graph is graph
+            kept = once.get()
+            assert once.get() is once.read() is kept is not other.get()
+            assert kept.graph is graph
     assert made == graphs
+    with graph.as_default(), tf.control_dependencies([tf.constant(1.0)]):
+        assert once.get() is kept is not once.read()
 
 
 @pytest.mark.graph
@@ -276,18 +198,6 @@ def test_object_made_in_a_conditional_stands_outside_of_it(session: tf1.Session)
 
 
 @pytest.mark.graph
-def test_read_is_the_kept_object_where_nothing_orders_it_and_a_new_one_elsewhere(
-    session: tf1.Session,
-) -> None:
-    del session
-    once, other = OncePerGraph(lambda: tf.constant(42.0)), OncePerGraph(lambda: tf.constant(42.0))
-    kept = once.get()
-    assert once.read() is once.read() is kept is not other.get()
-    with tf.control_dependencies([tf.constant(1.0)]):
-        assert once.read() is not kept
-
-
-@pytest.mark.graph
 def test_list_holds_what_was_built_in_its_graph_and_the_functions_there_in_order() -> None:
     steps, losses = GraphList("steps of a test"), GraphList("losses of a test")
     for name in ("one", "other"):
@@ -303,35 +213,25 @@ def test_list_holds_what_was_built_in_its_graph_and_the_functions_there_in_order
 
 
 def test_value_takes_the_place_of_a_variable_in_a_checkpoint_and_back(tmp_path: Path) -> None:
-    restored: list[tf.Tensor] = []
-    value, variable = InCheckpoint(lambda: tf.constant(3.0), restored.append), tf.Variable(0.0)
-    path = tf.train.Checkpoint(part=value).save(str(tmp_path / "value"))
-    tf.train.Checkpoint(part=variable).restore(path).assert_consumed()
-    assert (float(variable), restored) == (3, [])
-    variable.assign(5)
-    path = tf.train.Checkpoint(part=variable).save(str(tmp_path / "variable"))
-    tf.train.Checkpoint(part=value).restore(path).assert_consumed()
-    assert [float(each) for each in restored] == [5]
-
-
-def test_variable_that_the_functions_use_is_not_saved_itself(tmp_path: Path) -> None:
-    variable = tf.Variable(3.0)
-    value = InCheckpoint(variable.read_value, lambda saved: variable.assign(saved).op)
+    own, variable = tf.Variable(3.0), tf.Variable(0.0)
+    value = InCheckpoint(own.read_value, own.assign)
     path = tf.train.Checkpoint(part=value).write(str(tmp_path / "value"))
+    # The variable that the functions use is not saved itself.
     held = [name for name, _ in tf.train.list_variables(path) if name != "_CHECKPOINTABLE_OBJECT_GRAPH"]
     assert held == ["part/.ATTRIBUTES/VARIABLE_VALUE"]
+    tf.train.Checkpoint(part=variable).read(path).assert_consumed()
+    assert (float(variable), float(own)) == (3, 3)
+    variable.assign(5)
+    path = tf.train.Checkpoint(part=variable).write(str(tmp_path / "variable"))
+    tf.train.Checkpoint(part=value).read(path).assert_consumed()
+    assert float(own) == 5
 
 
-def test_each_list_of_variables_has_an_object_of_its_own() -> None:
+def test_each_list_of_variables_has_an_object_of_its_own_in_a_saved_model_and_in_no_checkpoint() -> None:
     kept = ByVariables(lambda names: tf.Variable(len(names)))
     first, second = kept.of(["kernel", "bias"]), kept.of(["bias", "kernel"])
     assert kept.of(("kernel", "bias")) is first
     assert first is not second
     assert list(kept) == [first, second]
-
-
-def test_objects_are_in_a_saved_model_and_in_no_checkpoint() -> None:
-    kept = ByVariables(lambda names: tf.Module())
-    kept.of(["kernel"])
     assert kept._trackable_children() == {}
     assert "_each" in kept._trackable_children("savedmodel")
