@@ -41,14 +41,13 @@ def of_keras(keras: ModuleType, path: Path, *, saves: bool) -> list[Any]:
         model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile(tfmp.LossScaleOptimizer(keras.optimizers.Adam(0.5), _manager(), **_SETTINGS), "mse")
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    if not saves and path.suffix == ".ckpt":
-        status = checkpoint.read(str(path))
     if not saves:
+        status = checkpoint.read(str(path)) if path.suffix == ".ckpt" else None
         model.optimizer.build(model.trainable_variables)
-    if not saves and path.suffix == ".ckpt":
-        status.assert_consumed()
-    elif not saves and path.suffix == ".h5":
-        model.load_weights(str(path))
+        if status is not None:
+            status.assert_consumed()
+        elif path.suffix == ".h5":
+            model.load_weights(str(path))
     opt = model.optimizer
     variables = model.trainable_variables
 
@@ -60,13 +59,8 @@ def of_keras(keras: ModuleType, path: Path, *, saves: bool) -> list[Any]:
 
     if saves:
         train(_FACTORS[:_SAVED_AFTER])
-        match path.suffix:
-            case ".ckpt":
-                checkpoint.write(str(path))
-            case ".h5":
-                model.save_weights(str(path))
-            case _:
-                model.save(path)
+        save = {".ckpt": checkpoint.write, ".h5": model.save_weights, ".keras": model.save}[path.suffix]
+        save(str(path))
     train(_FACTORS[_SAVED_AFTER:])
     return [np.asarray(variable).tolist() for variable in [*model.weights, *opt.variables]]
 

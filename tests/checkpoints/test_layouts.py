@@ -1,13 +1,11 @@
 """Among the saved values, each loss scale is found with the counters that belong to it."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import systems
 
-import tfmp
 from tfmp.checkpoints.files import SavedObject, SavedRun
 from tfmp.checkpoints.layouts import FoundScale, find_scales
 
@@ -21,37 +19,32 @@ _COUNTERS = ("good_steps", "bad_steps")
 _STATE = ("loss_scale", *_COUNTERS)
 
 
-def test_managers_of_several_classes_are_not_taken_for_each_other_in_a_checkpoint_of_a_saver(tmp_path: Path) -> None:
-    makers = [systems.own_manager, systems.log_max_manager]
-    path = systems.train_in_session(lambda opt: systems.own(opt, makers.pop()), tmp_path, optimizers=2)
-    with pytest.raises(ValueError, match=r"the scales loss_scale, loss_scale_1 of managers of several classes"):
-        tfmp.checkpoints.read_loss_scale_state(path)
-
-
 def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
     return find_scales(SavedRun("model", sorted(keys), keys))
+
+
+def _named(writer: str, template: str = "{}", names: Sequence[str] = _STATE) -> tuple[Any, ...]:
+    """Return what is found: the names of a scale and its counters in a template; None for a counter there is not."""
+    return (writer, *map(template.format, names), *[None] * (3 - len(names)))
+
+
+_OF_TENSORFLOW, _OF_KERAS3 = ("current_loss_scale", "good_steps"), ("dynamic_scale", "step_counter")
 
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        (["loss_scale", "good_steps", "bad_steps"], [(_CONTRIB, "loss_scale", "good_steps", "bad_steps")]),
+        (_STATE, [_named(_CONTRIB)]),
         # The legacy files of Keras, and its weights files.
         *(
-            (
-                [f"{before}{name}{behind}" for name in _STATE],
-                [("tfmp", *(f"{before}{name}{behind}" for name in _STATE))],
-            )
-            for before, behind in [("optimizer_weights/opt/", ":0"), ("m/optimizer/_loss_scale_state/vars/", "")]
+            ([template.format(name) for name in _STATE], [_named("tfmp", template)])
+            for template in ("optimizer_weights/opt/{}:0", "m/optimizer/_loss_scale_state/vars/{}")
         ),
-        (["loss_scale", "good_steps", "log_mean"], [("tfmp", "loss_scale", "good_steps", None)]),
+        (["loss_scale", "good_steps", "log_mean"], [_named("tfmp", names=_STATE[:2])]),
         # Variables that look like those of another manager change nothing.
-        (
-            ["loss_scale", "good_steps", "bad_steps", "log_mean", "margin"],
-            [(_CONTRIB, "loss_scale", "good_steps", "bad_steps")],
-        ),
-        (["current_loss_scale", "good_steps"], [(_TENSORFLOW, "current_loss_scale", "good_steps", None)]),
-        (["opt/dynamic_scale", "opt/step_counter"], [(_KERAS3, "opt/dynamic_scale", "opt/step_counter", None)]),
+        ([*_STATE, "log_mean", "margin"], [_named(_CONTRIB)]),
+        (_OF_TENSORFLOW, [_named(_TENSORFLOW, names=_OF_TENSORFLOW)]),
+        ([f"opt/{name}" for name in _OF_KERAS3], [_named(_KERAS3, "opt/{}", _OF_KERAS3)]),
         # The n-th scale has the n-th counter, in the order of the numbers, not of the letters.
         (
             [*(f"loss_scale{n}" for n in ("_10", "_9")), *(f"{name}{n}" for name in _COUNTERS for n in ("", "_1"))],
@@ -62,11 +55,13 @@ def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
         ),
         # Systems in several scopes, of which one has no counter.
         (
-            ["b/dynamic_scale", "b/step_counter", "c/loss_scale", "a/current_loss_scale", "a/good_steps", "good_steps"],
             [
-                (_TENSORFLOW, "a/current_loss_scale", "a/good_steps", None),
-                (_KERAS3, "b/dynamic_scale", "b/step_counter", None),
+                *(f"b/{name}" for name in _OF_KERAS3),
+                "c/loss_scale",
+                *(f"a/{name}" for name in _OF_TENSORFLOW),
+                "good_steps",
             ],
+            [_named(_TENSORFLOW, "a/{}", _OF_TENSORFLOW), _named(_KERAS3, "b/{}", _OF_KERAS3)],
         ),
         # Counters belong to the scale of their scope and turn, also if their own numbers differ.
         (
@@ -75,7 +70,7 @@ def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
                 *(f"{name}{turn}/value" for name in _COUNTERS for turn in ("", "_1")),
             ],
             [
-                (_CONTRIB, "loss_scale/value", "good_steps/value", "bad_steps/value"),
+                _named(_CONTRIB, "{}/value"),
                 (_CONTRIB, "loss_scale_3/value", "good_steps_1/value", "bad_steps_1/value"),
                 (_CONTRIB, "a/b/loss_scale_2", "a/b/good_steps", "a/b/bad_steps"),
             ],
@@ -86,7 +81,7 @@ def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
         (["loss_scale-1", "good_steps", "bad_steps"], []),
     ],
 )
-def test_scale_and_counters_are_found_by_their_names(keys: list[str], expected: list[tuple[Any, ...]]) -> None:
+def test_scale_and_counters_are_found_by_their_names(keys: Sequence[str], expected: list[tuple[Any, ...]]) -> None:
     assert _found_in(dict.fromkeys(keys, np.float32(1))) == expected
 
 
@@ -113,9 +108,7 @@ def _at_positions(place: str, types: str) -> dict[str, Any]:
         ("lffffiiilllb", "tfmp", 2, 7, None),
     ],
 )
-def test_scale_of_a_wrapper_is_found_by_the_types_of_its_variables(
-    types: str, writer: str, scale: int, good: int, bad: int | None
-) -> None:
+def test_scale_of_a_wrapper_is_found_by_types(types: str, writer: str, scale: int, good: int, bad: int | None) -> None:
     at = "optimizer/vars/"
     expected = FoundScale(writer, f"{at}{scale}", f"{at}{good}", None if bad is None else f"{at}{bad}")
     assert _found_in(_at_positions("optimizer", types)) == [expected]
@@ -136,21 +129,17 @@ def test_types_are_looked_at_only_where_a_wrapper_saved_no_names() -> None:
     ]
 
 
-def _object(key: str | None = None, **children: int) -> SavedObject:
-    return SavedObject(children, key)
-
-
 @pytest.mark.parametrize(
     ("names", "holder", "expected"),
     [
-        (["loss_scale", "good_steps", "bad_steps"], {}, ("tfmp", "loss_scale", "good_steps", "bad_steps")),
-        (["loss_scale", "good_steps", "log_mean"], {}, ("tfmp", "loss_scale", "good_steps", None)),
-        (["current_loss_scale", "good_steps"], {}, (_TENSORFLOW, "current_loss_scale", "good_steps", None)),
-        (["dynamic_scale", "step_counter"], {}, (_KERAS3, "dynamic_scale", "step_counter", None)),
+        (_STATE, {}, _named("tfmp")),
+        (["loss_scale", "good_steps", "log_mean"], {}, _named("tfmp", names=_STATE[:2])),
+        (_OF_TENSORFLOW, {}, _named(_TENSORFLOW, names=_OF_TENSORFLOW)),
+        (_OF_KERAS3, {}, _named(_KERAS3, names=_OF_KERAS3)),
         (["loss_scale", "good_steps"], {}, None),
         # Keras 2's own scale is TensorFlow's, held by an optimizer that counts its steps.
         *(
-            (["current_loss_scale", "good_steps"], holder, (writer, "current_loss_scale", "good_steps", None))
+            (_OF_TENSORFLOW, holder, _named(writer, names=_OF_TENSORFLOW))
             for holder, writer in [
                 ({"loss_scale": 0, "_iterations": 1}, _KERAS2),
                 ({"loss_scale": 0, "iter": 1}, _KERAS2),
@@ -161,12 +150,13 @@ def _object(key: str | None = None, **children: int) -> SavedObject:
         ),
     ],
 )
-def test_scale_and_counters_are_found_among_the_attributes_of_an_object(
-    names: list[str], holder: dict[str, int], expected: tuple[Any, ...] | None
+def test_scale_is_found_among_the_attributes_of_an_object(
+    names: Sequence[str], holder: dict[str, int], expected: Any
 ) -> None:
     attributes = {name: index for index, name in enumerate([*names, "other"], 1)}
-    objects = [_object(**attributes), *map(_object, names), _object(), _object(**holder)]
-    found = find_scales(SavedRun("model", names, dict.fromkeys(names, np.float32(1)), objects))
+    values = [SavedObject({}, name) for name in (*names, None)]
+    objects = [SavedObject(attributes, None), *values, SavedObject(holder, None)]
+    found = find_scales(SavedRun("model", list(names), dict.fromkeys(names, np.float32(1)), objects))
     assert found == ([] if expected is None else [expected])
 
 
@@ -174,7 +164,7 @@ def test_scale_and_counters_are_found_among_the_attributes_of_an_object(
     ("scales", "bad", "marks", "found"),
     [(2, 1, 1, None), (3, 1, 2, None), (3, 2, 1, None), (2, 2, 2, 2), (2, 0, 2, 2), (2, 1, 2, 2), (2, 1, 0, 0)],
 )
-def test_scales_are_refused_if_each_manager_has_bad_steps_or_a_mean_and_not_all_have_the_same(
+def test_scales_of_managers_of_several_classes_are_refused(
     scales: int, bad: int, marks: int, found: int | None
 ) -> None:
     counts = {"loss_scale": scales, "good_steps": scales, "bad_steps": bad, "log_mean": marks}

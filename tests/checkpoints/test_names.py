@@ -1,6 +1,5 @@
 """A checkpoint whose names differ from those of the graph is restored through a map of names."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,10 @@ _OPTIMIZERS = {
 }
 
 
+def _manager() -> tfmp.LossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(1024, 3)
+
+
 def _after_conditionals(opt: Any, loss: tf.Tensor, x: tf.Tensor) -> Any:
     for _ in range(2):
         loss += tf.cond(x[0] > 100, lambda: 1.0, lambda: 0.0)
@@ -36,36 +39,22 @@ def _inside_a_conditional(opt: Any, loss: tf.Tensor, x: tf.Tensor) -> Any:
 
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
 @pytest.mark.parametrize("build", [_after_conditionals, _inside_a_conditional])
-def test_recorded_run_of_contrib_continues_in_a_graph_of_other_names(
+def test_run_of_contrib_is_restored_under_other_names(
     session: tf1.Session, optimizer: str, build: Callable[..., Any]
 ) -> None:
-    expected = json.loads((_RECORDINGS / optimizer / "expected.json").read_text())
-    path = _RECORDINGS / optimizer / "model.ckpt"
+    path = str(_RECORDINGS / optimizer / "model.ckpt")
     x = tf1.placeholder(tf.float32, [3])
-    factor = tf1.placeholder(tf.float32, [])
-    w = tf1.get_variable("w", initializer=tf.constant([0.5, -1.0, 2.0]))
-    b = tf1.get_variable("b", initializer=tf.constant(0.25))
-    manager = tfmp.ExponentialUpdateLossScaleManager(1024.0, 3, 2, 2, 0.5)
-    opt = tfmp.LossScaleOptimizer(_OPTIMIZERS[optimizer](), manager)
-    train_op = build(opt, factor * (tf.reduce_sum(w * x) + b), x)
+    w, b = tf1.get_variable("w", [3]), tf1.get_variable("b", [])
+    opt = tfmp.LossScaleOptimizer(_OPTIMIZERS[optimizer](), _manager())
+    build(opt, tf.reduce_sum(w * x) + b, x)
     key_to_variable = tfmp.checkpoints.variable_map(path)
-    assert set(key_to_variable) == {name for name, _ in tf.train.list_variables(str(path))}
     if optimizer == "adam":
         inside = key_to_variable["cond/beta1_power"].op.name
         # Control flow v2 builds the branch as a separate graph, in which the first conditional has no number.
         nested = "cond/beta1_power" if tf1.control_flow_v2_enabled() else "cond/cond/beta1_power"
         assert inside == ("cond_2/beta1_power" if build is _after_conditionals else nested)
-    tf1.train.Saver(key_to_variable).restore(session, str(path))
-    remaining = expected["steps"][expected["checkpoint_after_step"] :]
-    assert len(remaining) == 12
-    exact = ("global_step", "loss_scale", "good_steps", "bad_steps")
-    fetches = {"w": w, "b": b} | {name: key_to_variable[name] for name in exact}
-    for recorded in remaining:
-        session.run(train_op, {x: recorded["x"], factor: float(recorded["factor"])})
-        values = session.run(fetches)
-        assert {name: values[name] for name in exact} == {name: recorded[name] for name in exact}
-        for name in ("w", "b"):
-            np.testing.assert_allclose(values[name], recorded[name], rtol=1e-6)
+    tf1.train.Saver(key_to_variable).restore(session, path)
+    assert {key: value.tolist() for key, value in session.run(key_to_variable).items()} == _values_in(path)
 
 
 def _values_in(prefix: str) -> dict[str, Any]:
@@ -92,7 +81,13 @@ def _restored(build: Callable[[], Any], path: Path) -> dict[str, Any]:
 
 
 def _adams(
-    count: int, wrap: bool = True, conditionals: int = 0, names_taken: int = 0, parts: int | None = None
+    count: int,
+    *,
+    wrap: bool = True,
+    manager: Callable[[], tfmp.LossScaleManager] = _manager,
+    conditionals: int = 0,
+    names_taken: int = 0,
+    parts: int | None = None,
 ) -> Callable[[], None]:
     """Return a function that builds optimizers in a graph, some of whose names may be taken before."""
 
@@ -102,12 +97,10 @@ def _adams(
             tf.identity(x, name="loss_scale")
         for _ in range(conditionals):
             x = tf.cond(x > 0, lambda x=x: x, lambda x=x: -x)
-        partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
-        w = tf1.get_variable("w", [4], partitioner=partitioner)
+        w = tf1.get_variable("w", [4], partitioner=None if parts is None else tf1.fixed_size_partitioner(parts))
         for _ in range(count):
             opt = tf1.train.AdamOptimizer()
-            if wrap:
-                opt = tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(1024, 3))
+            opt = tfmp.LossScaleOptimizer(opt, manager()) if wrap else opt
             opt.minimize(tf.reduce_sum(w) * x)
 
     return build
@@ -137,14 +130,7 @@ def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Pa
 
 def test_optimizers_without_loss_scaling_are_taken_in_their_order(tmp_path: Path) -> None:
     saved = _saved(_adams(2, wrap=False), tmp_path)
-
-    def build() -> None:
-        w = tf1.get_variable("w", [4])
-        for _ in range(2):
-            fixed = tfmp.FixedLossScaleManager(8)
-            tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(), fixed).minimize(tf.reduce_sum(w))
-
-    restored = _restored(build, tmp_path)
+    restored = _restored(_adams(2, manager=lambda: tfmp.FixedLossScaleManager(8)), tmp_path)
     powers = [key for key in restored if key.endswith("beta2_power")]
     assert [restored[key] for key in sorted(powers)] == [saved["beta2_power"], saved["beta2_power_1"]]
 
@@ -162,9 +148,8 @@ def test_checkpoint_of_variables_by_their_ops_names_is_restored(tmp_path: Path) 
     with tf.Graph().as_default(), tf1.Session() as session:
         _adams(1)()
         session.run(tf1.global_variables_initializer())
-        manager = tf1.global_variables()[1]
-        manager.load(np.float32(64), session)
         by_op_name = {variable.op.name: variable for variable in tf1.global_variables()}
+        next(variable for name, variable in by_op_name.items() if "scale" in name).load(np.float32(64), session)
         tf1.train.Saver(by_op_name).save(session, str(tmp_path / "model.ckpt"))
     assert _restored(_adams(1), tmp_path)["loss_scale"] == 64
 
@@ -216,10 +201,7 @@ def test_ambiguous_names_are_listed_and_those_whose_exact_names_were_saved_are_n
 def test_another_shape_or_type_is_listed_and_what_is_no_variable_or_checkpoint_refused(tmp_path: Path) -> None:
     _saved(_adams(1), tmp_path)
     with tf.Graph().as_default():
-        variables = [
-            tf1.get_variable("w", [3]),
-            tf1.get_variable("good_steps", [], tf.int64, tf1.zeros_initializer()),
-        ]
+        variables = [tf1.get_variable("w", [3]), tf1.get_variable("good_steps", [], tf.int64, tf1.zeros_initializer())]
         assert _faults(tmp_path, variables) == [
             "w: float32 of shape (3,) in the graph, float32 of shape (4,) in the checkpoint",
             "good_steps: int64 of shape () in the graph, int32 of shape () in the checkpoint",

@@ -1,9 +1,10 @@
-"""The loss scale is read from the files of each system, whichever of the systems are installed."""
+"""The loss scale is read from the files of each system as plain data; one that is damaged is an error that names it."""
 
 import functools
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import h5py
+import kerases
 import numpy as np
 import pytest
 import systems
@@ -18,6 +20,7 @@ import tensorflow as tf
 from systems import FIXED, OWN, STOCK
 
 import tfmp
+from tfmp.checkpoints.files import SavedRun, read_saved_run
 
 pytestmark = [
     # Keras 3 passes its variables to h5py, which asks NumPy for a copy.
@@ -60,52 +63,43 @@ def test_recorded_file_is_read(path: str, expected: tuple[float, int, int], writ
     _check(_RECORDINGS / path, expected, writer)
 
 
-_FILES = (systems.keras_file, systems.weights_file, systems.legacy_file)
-_FORMATS = {
-    **dict.fromkeys(("keras2", "tf_keras"), (systems.checkpoint, systems.tensorflow_weights, systems.saved_model)),
-    "keras3": (systems.checkpoint, *_FILES, systems.saved_model),
-}
+_FILES = ("model.keras", "model.weights.h5", "model.h5")
+_OF_KERAS2 = ("model.ckpt", "weights", "saved_model")
+_FORMATS = {"keras2": _OF_KERAS2, "tf_keras": _OF_KERAS2, "keras3": ("model.ckpt", *_FILES, "saved_model")}
 _WRITERS = {"keras2": _KERAS2, "tf_keras": _KERAS2, "keras3": _KERAS3}
 
-
 _Make: TypeAlias = Callable[[], tfmp.LossScaleManager]
-_each_manager = pytest.mark.parametrize(
-    ("make", "expected"), systems.OWN_MANAGERS.values(), ids=list(systems.OWN_MANAGERS)
-)
 
 
-@pytest.fixture(params=_WRITERS, scope="module")
+@pytest.fixture(params=kerases.installed().items(), ids=list(kerases.installed()), scope="module")
 def keras(request: pytest.FixtureRequest) -> tuple[str, ModuleType]:
-    if (found := systems.keras_of(request.param)) is None:
-        pytest.skip(f"{request.param} is not installed")
-    return request.param, found
+    return request.param
 
 
 @pytest.mark.parametrize(
     ("make", "expected"), [(None, STOCK), *systems.OWN_MANAGERS.values()], ids=["Keras' own", *systems.OWN_MANAGERS]
 )
-def test_every_format_of_each_wrapper_is_read(
-    keras: tuple[str, ModuleType], make: _Make | None, expected: tuple[float, int, int], tmp_path: Path
-) -> None:
+def test_every_format_is_read(keras: Any, make: _Make | None, expected: Any, tmp_path: Path) -> None:
     name, module = keras
     opt = systems.stock_around(module) if make is None else systems.own_around(module, make)
     model = systems.trained_model(module, opt)
-    for save in _FORMATS[name] if make is None else {*_FORMATS[name], *_FILES}:
-        _check(save(model, tmp_path), expected, _WRITERS[name] if make is None else "tfmp")
+    for file in _FORMATS[name] if make is None else dict.fromkeys([*_FORMATS[name], *_FILES]):
+        _check(systems.save(model, tmp_path, file), expected, _WRITERS[name] if make is None else "tfmp")
 
 
 def test_fixed_scale_is_read_where_keras_describes_the_optimizer(keras: tuple[str, ModuleType], tmp_path: Path) -> None:
     name, module = keras
-    model = systems.trained_model(module, systems.own_fixed_around(module))
-    for save in (systems.keras_file, systems.legacy_file):
-        _check(save(model, tmp_path), FIXED, "tfmp's FixedLossScaleManager")
-    for save in (systems.checkpoint, systems.weights_file):
-        with pytest.raises(ValueError, match=r"holds no loss scale.*A fixed scale is not saved in a checkpoint"):
-            tfmp.checkpoints.read_loss_scale_state(save(model, tmp_path))
+    optimizers = {"tfmp's FixedLossScaleManager": systems.own_around(module, lambda: tfmp.FixedLossScaleManager(128))}
     if name != "keras3":
-        model = systems.trained_model(module, systems.fixed_around(module))
-        for save in (systems.keras_file, systems.legacy_file):
-            _check(save(model, tmp_path), FIXED, f"{_KERAS2} with a fixed scale")
+        fixed = systems.stock_around(module, dynamic=False, initial_scale=128.0)
+        optimizers[f"{_KERAS2} with a fixed scale"] = fixed
+    for writer, optimizer in optimizers.items():
+        model = systems.trained_model(module, optimizer)
+        for file in ("model.keras", "model.h5"):
+            _check(systems.save(model, tmp_path, file), FIXED, writer)
+        for file in ("model.ckpt", "model.weights.h5") if writer.startswith("tfmp") else ():
+            with pytest.raises(ValueError, match=r"holds no loss scale.*A fixed scale is not saved in a checkpoint"):
+                tfmp.checkpoints.read_loss_scale_state(systems.save(model, tmp_path, file))
 
 
 def test_file_that_leaves_the_scale_out_says_so_and_names_the_initial_one() -> None:
@@ -125,45 +119,52 @@ def _keras_file(path: Path, config: dict[str, Any], values: Sequence[str] = ()) 
     return path / "model.keras"
 
 
-_OTHER_MANAGER = {"class_name": "Own", "config": {"loss_scale": 8}}
-_FIXED_MANAGER = {"class_name": "FixedLossScaleManager", "config": {"loss_scale": 8}}
+def _manager_of(name: str) -> dict[str, Any]:
+    return {"loss_scale_manager": {"class_name": name, "config": {"loss_scale": 8}}}
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        ({"loss_scale_manager": _FIXED_MANAGER}, (8.0, 0, 0, "tfmp's FixedLossScaleManager", "loss_scale_manager")),
+        (_manager_of("FixedLossScaleManager"), (8.0, 0, 0, "tfmp's FixedLossScaleManager", "loss_scale_manager")),
         ({"dynamic": False, "initial_scale": 4}, (4.0, 0, 0, f"{_KERAS2} with a fixed scale", "initial_scale")),
-        *((config, None) for config in ({}, {"loss_scale_manager": _OTHER_MANAGER}, {"loss_scale_manager": None})),
-        *((config, None) for config in ({"dynamic": False}, {"initial_scale": 4}, None)),
     ],
 )
-def test_fixed_scale_is_read_from_the_optimizers_configuration(
-    optimizer: dict[str, Any] | None, expected: tuple[float, int, int, str, str] | None, tmp_path: Path
+def test_fixed_scale_is_read_from_a_configuration(
+    optimizer: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     path = _keras_file(tmp_path, {"compile_config": {"optimizer": {"config": optimizer}}})
-    if expected is not None:
-        assert tfmp.checkpoints.read_loss_scale_state(path) == expected
-        return
-    with pytest.raises(ValueError, match=r"model\.keras holds no loss scale\. tfmp .*It has no keys\."):
-        tfmp.checkpoints.read_loss_scale_state(path)
+    assert tfmp.checkpoints.read_loss_scale_state(path) == expected
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize("config", [{}, {"compile_config": None}, {"compile_config": {"optimizer": None}}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({}, {"compile_config": None}, {"compile_config": {"optimizer": None}}),
+        *(
+            {"compile_config": {"optimizer": {"config": optimizer}}}
+            for optimizer in (
+                *({}, None, _manager_of("Own"), {"loss_scale_manager": None}),
+                *({"dynamic": False}, {"initial_scale": 4}),
+            )
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     ("count", "listed"),
     [
+        (0, "It has no keys."),
         (10, "Its keys: v0, v1, v2, v3, v4, v5, v6, v7, v8, v9."),
         (11, "The first keys: v0, v1, v10, v2, v3, v4, v5, v6, v7, v8."),
     ],
 )
-def test_model_that_was_not_compiled_has_no_scale_and_the_first_keys_are_listed(
+def test_file_without_a_scale_is_refused_with_its_first_keys(
     config: dict[str, Any], count: int, listed: str, tmp_path: Path
 ) -> None:
     path = _keras_file(tmp_path, config, [f"v{number}" for number in range(count)])
-    with pytest.raises(ValueError, match=rf"holds no loss scale.* {re.escape(listed)}$"):
+    with pytest.raises(ValueError, match=rf"model\.keras holds no loss scale\. .* {re.escape(listed)}$"):
         tfmp.checkpoints.read_loss_scale_state(path)
 
 
@@ -177,27 +178,18 @@ def test_checkpoint_of_a_saver_with_tensorflows_wrapper_is_read(wrap: Callable[[
 
 
 @pytest.mark.graph
-@_each_manager
-def test_checkpoint_of_a_saver_is_read_with_each_manager(
-    make: _Make, expected: tuple[float, int, int], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", systems.OWN_MANAGERS)
+def test_checkpoint_of_a_saver_is_read_with_each_manager(kind: str, tmp_path: Path) -> None:
+    make, expected = systems.OWN_MANAGERS[kind]
     path = systems.train_in_session(functools.partial(systems.own, make=make), tmp_path, optimizers=2)
-    writer = "tfmp" if make is systems.log_max_manager else _CONTRIB
+    writer = "tfmp" if kind == "log_max" else _CONTRIB
     for key in ("loss_scale", "loss_scale_1"):
-        state = tfmp.checkpoints.read_loss_scale_state(path, key)
-        assert state == (*expected, writer, key)
+        assert tfmp.checkpoints.read_loss_scale_state(path, key) == (*expected, writer, key)
 
 
-def test_checkpoint_of_tensorflows_wrapper_is_read_that_its_objects_made(tmp_path: Path) -> None:
-    w = tf.Variable(1.0)
-    opt = systems.tensorflows(tf.compat.v1.train.AdamOptimizer(0.5))
-    for factor in systems.FACTORS:
-        opt.minimize(lambda factor=factor: w * factor, var_list=[w])
-    _check(Path(tf.train.Checkpoint(opt=opt).save(str(tmp_path / "model.ckpt"))), STOCK, _TENSORFLOW)
-
-
-@_each_manager
-def test_checkpoint_of_a_manager_is_read(make: _Make, expected: tuple[float, int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", systems.OWN_MANAGERS)
+def test_checkpoint_of_a_manager_is_read(kind: str, tmp_path: Path) -> None:
+    make, expected = systems.OWN_MANAGERS[kind]
     manager = make()
     for factor in systems.FACTORS:
         manager.update_loss_scale(tf.math.is_finite(factor), *[tf.constant(1.0)] * manager.needs_max_abs)
@@ -214,3 +206,88 @@ def test_of_several_scales_one_is_chosen_by_its_key(wrap: Callable[[Any], Any], 
     assert tfmp.checkpoints.read_loss_scale_state(path, key=f"{name}_1").key == f"{name}_1"
     with pytest.raises(ValueError, match=f"no loss scale with the key 'mine'.*Its loss scales: {name}, {name}_1"):
         tfmp.checkpoints.read_loss_scale_state(path, key="mine")
+
+
+_DAMAGED = r"the checkpoint .*model\.ckpt cannot be read, it may be damaged or incomplete: "
+
+
+@pytest.mark.graph
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    for name in ("model.ckpt", "model.keras", "model.weights.h5"):
+        with pytest.raises(FileNotFoundError, match=f"there is no .*{name}"):
+            tfmp.checkpoints.read_loss_scale_state(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"holds neither a checkpoint .* nor a SavedModel"):
+        tfmp.checkpoints.read_loss_scale_state(tmp_path)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("name", ["scales/keras3_stock/model.keras", "scales/keras3_stock/model.weights.h5"])
+@pytest.mark.parametrize("length", [0, 100, 9000])
+def test_broken_file_is_named(name: str, length: int, tmp_path: Path) -> None:
+    path = tmp_path / Path(name).name
+    path.write_bytes((_RECORDINGS / name).read_bytes()[:length])
+    with pytest.raises(ValueError, match=f"{path.name} cannot be read, it may be damaged or incomplete"):
+        tfmp.checkpoints.read_loss_scale_state(path)
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("broken", ["index", "data-00000-of-00001"])
+@pytest.mark.parametrize("length", [None, 0, 40])
+def test_broken_checkpoint_is_named(broken: str, length: int | None, tmp_path: Path) -> None:
+    for path in (_RECORDINGS / "scales/keras3_stock").glob("model.ckpt.*"):
+        shutil.copy(path, tmp_path)
+    part = tmp_path / f"model.ckpt.{broken}"
+    whole = part.read_bytes()
+    part.unlink()
+    if length is not None:
+        part.write_bytes(whole[:length])
+    no_index = (broken, length) == ("index", None)
+    expected, message = (FileNotFoundError, "there is no checkpoint") if no_index else (ValueError, _DAMAGED)
+    with pytest.raises(expected, match=message):
+        tfmp.checkpoints.read_loss_scale_state(tmp_path / "model.ckpt")
+    # The data are not read for a map of names.
+    if broken == "index":
+        with pytest.raises(expected, match=message):
+            tfmp.checkpoints.variable_map(tmp_path / "model.ckpt")
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("name", ["model.h5", "model.hdf5"])
+@pytest.mark.parametrize(
+    ("training", "optimizer"), [({}, None), ({"optimizer_config": {"lr": 1}}, {"lr": 1}), (None, None)]
+)
+def test_values_of_an_hdf5_file_are_listed(name: str, training: Any, optimizer: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / name)
+    with h5py.File(path, "w") as file:
+        for key, value in {"opt/scale": np.float32(2), "opt/kernel": np.ones([2]), "kind": "SGD"}.items():
+            file[key] = value
+        file.create_group("empty")
+        if training is not None:
+            file.attrs["training_config"] = json.dumps(training)
+    expected = SavedRun(path, ["kind", "opt/kernel", "opt/scale"], {"opt/scale": np.float32(2)}, None, optimizer)
+    assert read_saved_run(path) == expected
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize("wanted", ["model.ckpt", "model.ckpt.index", ""])
+def test_values_of_a_savers_checkpoint_are_listed_and_its_scalars_kept(wanted: str, tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for name, value in {"scale": 2.0, "kernel": [1.0], "kind": "SGD"}.items():
+            tf.compat.v1.get_variable(name, initializer=value, use_resource=True)
+        session.run(tf.compat.v1.global_variables_initializer())
+        path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    expected = SavedRun(path, ["kernel", "kind", "scale"], {"scale": np.float32(2)})
+    assert read_saved_run(str(tmp_path / wanted)) == expected
+
+
+def test_objects_of_a_checkpoint_are_listed_with_the_keys_of_scalars(tmp_path: Path) -> None:
+    values = {"scale": tf.Variable(2.0), "kernel": tf.Variable([1.0]), "kind": tf.Variable("SGD")}
+    run = read_saved_run(tf.train.Checkpoint(**values).write(str(tmp_path / "model.ckpt")))
+    keys = {name: f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in values}
+    assert (run.keys, run.scalars) == (sorted(keys.values()), {keys["scale"]: 2})
+    children = run.objects[0].children
+    assert {name: run.objects[children[name]].key for name in values} == {
+        "scale": keys["scale"],
+        "kernel": None,
+        "kind": None,
+    }
