@@ -115,18 +115,6 @@ def _restore_before_build(keras: ModuleType, model: Any, path: Path, opt: Any, e
     _restored(status, exact)
 
 
-def _restore_by_manager(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
-    manager = tf.train.CheckpointManager(checkpoint(built(model), opt), str(path), max_to_keep=1)
-    assert manager.restore_or_initialize()
-    _restored(manager.checkpoint.restore(manager.latest_checkpoint), exact)
-
-
-def _save_by_callback(keras: ModuleType, model: Any, path: Path) -> None:
-    callback = keras.callbacks.ModelCheckpoint(str(path / "model.weights.h5"), save_weights_only=True)
-    callback.set_model(model)
-    callback.on_epoch_end(0, {})
-
-
 def _load_tensorflow_weights(name: str) -> Callable[..., None]:
     def load(keras: ModuleType, model: Any, path: Path, opt: Any, exact: bool) -> None:
         status = model.load_weights(path / name)
@@ -171,12 +159,6 @@ _KERAS_FILE = Form(
     lambda keras, model, path: model.save(path / "model.keras"),
     lambda keras, model, path, opt, exact: built(model).load_weights(str(path / "model.keras")),
 )
-_BY_MANAGER = Form(
-    lambda keras, model, path: tf.train.CheckpointManager(
-        checkpoint(model, model.optimizer), str(path), max_to_keep=1
-    ).save(),
-    _restore_by_manager,
-)
 _SAVED_MODEL = Form(
     lambda keras, model, path: model.save(path / "saved"),
     # Keras' load_model makes a new optimizer for this format, with or without tfmp.
@@ -190,8 +172,6 @@ FORMS = {
     "checkpoint": CHECKPOINT,
     "checkpoint_before_build": CHECKPOINT._replace(load=_restore_before_build),
     "backup_and_restore": Form(back_up, _restore_backup, holds_scale_of_keras2=True),
-    "model_checkpoint": WEIGHTS._replace(save=_save_by_callback),
-    "checkpoint_manager": _BY_MANAGER,
     "tensorflow_weights": Form(
         lambda keras, model, path: model.save_weights(path / "weights"),
         _load_tensorflow_weights("weights"),
@@ -212,13 +192,7 @@ FORMS = {
 
 
 def for_forms(name: str, cases: Mapping[str, Iterable[str]], *, only_keras_3: Collection[str] = ()) -> Any:
-    """Run a test with every Keras, for each case the forms of saving that the Keras has.
-
-    Args:
-        name: The name of the parameter of the cases; the others are `keras` and `form`.
-        cases: The forms of each case.
-        only_keras_3: The cases that only Keras 3 has.
-    """
+    """Run a test with every Keras, for each case the forms of saving that the Keras has."""
     return pytest.mark.parametrize(
         ("keras", name, "form"),
         [
