@@ -156,10 +156,10 @@ def _trained(
         if "apply" in run:
             opt.apply(grads, weights)
         elif wraps and is_scaled:
-            scaler.step(opt, zip(grads, weights, strict=True))
+            scaler.step(opt, list(zip(grads, weights, strict=True)))
             scaler.update()
         else:
-            opt.apply_gradients(zip(grads, weights, strict=True))
+            opt.apply_gradients(list(zip(grads, weights, strict=True)))
 
     def on_all(grad: tf.Tensor) -> None:
         strategy.run(step, args=(grad,)) if "replicas" in run else step(grad)
