@@ -47,12 +47,7 @@ def inputs() -> list[list[list[np.ndarray]]]:
 
 
 def states(fed: list[list[np.ndarray]], **settings: Any) -> Iterator[dict[str, Any]]:
-    """Train, and yield after each run the fetched values and all variables except the sums of gradients.
-
-    Args:
-        fed: The gradients of each run.
-        settings: The settings of the model.
-    """
+    """Train on gradients, and yield after each run the fetched values and all variables but the sums of gradients."""
     names = ["step_update:0", "update_step:0"] if "num_accumulation_steps" in settings else ["step_update:0"]
     with tf.Graph().as_default(), tf1.Session() as session:
         model = _model(**settings)
@@ -76,17 +71,10 @@ def _model(**settings: Any) -> kit_models.Model:
 
 
 def _small_gradients(hvd: Any, settings: dict[str, Any]) -> dict[str, float]:
-    """Take a step with a gradient that underflows to 0 in float16 unless it is scaled.
-
-    Returns the first moment after the step, and the average of the gradient when it is sent unscaled.
-    """
+    """Return the first moment after a step whose gradient underflows in float16, and its average sent unscaled."""
     with tf.Graph().as_default(), tf1.Session() as session:
         model = _model(hvd=hvd, **settings)
-        unscaled = hvd.allreduce(
-            model.grads["bert/bias"],
-            compression=hvd.Compression.fp16,
-            name="unscaled",
-        )
+        unscaled = hvd.allreduce(model.grads["bert/bias"], compression=hvd.Compression.fp16, name="unscaled")
         session.run(tf1.global_variables_initializer())
         grads = [np.full_like(value, 2.0**-28) for value in kit_models.START.values()]
         for _ in range(2):

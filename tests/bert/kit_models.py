@@ -1,6 +1,6 @@
 """A small model for the tests of the kit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,25 +20,23 @@ START = {
 class Model:
     """A model with four weights: a kernel, a bias, a table with a sparse gradient, and a weight without a gradient.
 
-    The gradients of the other weights are the values that are fed.
-
-    Args:
-        settings: Settings for `build_training`, which override the model's own.
+    The gradients of the other weights are the values that are fed. Settings are those of `build`.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, build: Callable[..., Any] = bert.build_training, **settings: Any) -> None:
         self.grads = {name: tf1.placeholder(tf.float32, np.shape(value)) for name, value in START.items()}
         self.variables = {name: tf1.get_variable(name, initializer=value) for name, value in START.items()}
         tf1.get_variable("bert/unused", initializer=1.0)
         rows = tf.gather(self.variables["bert/embeddings"], [0, 1, 2])
         values = {**self.variables, "bert/embeddings": rows}
         loss = tf.add_n([tf.reduce_sum(values[name] * grad) for name, grad in self.grads.items()])
-        self.training = bert.build_training(loss, **{"init_lr": 0.125, "num_train_steps": 100, **settings})
+        self.training = build(loss, **{"init_lr": 0.125, "num_train_steps": 100, **settings})
 
     def run(self, session: tf1.Session, grads: Sequence[np.ndarray], *names: str) -> list[Any]:
         """Run the training op on gradients, and return the values of the named tensors, fetched in the same run."""
         fed = dict(zip(self.grads.values(), grads, strict=True))
-        return [value.item() for value in session.run([self.training.train_op, *names], fed)[1:]]
+        train_op = getattr(self.training, "train_op", self.training)
+        return [value.item() for value in session.run([train_op, *names], fed)[1:]]
 
 
 def random_grads(count: int, size: float = 1.0, seed: int = 0) -> list[list[np.ndarray]]:

@@ -4,15 +4,7 @@ import numpy as np
 
 
 def rate(step: int, peak: float, total: int, warmup: int, kind: str) -> float:
-    """Return the learning rate of a step.
-
-    Args:
-        step: The index of the step; the first is 0.
-        peak: The rate that the warm-up leads to.
-        total: Steps in the training.
-        warmup: Steps of the warm-up.
-        kind: "adam" or "lamb", NVIDIA's; or "google".
-    """
+    """Return the learning rate of a step from 0 on, by NVIDIA's "adam" or "lamb", or by "google"."""
     if step < warmup:
         return peak * step / warmup
     start = peak / (1 - warmup / total) if kind == "adam" else peak
@@ -26,12 +18,7 @@ def clipped(grads: list[np.ndarray], norm: float = 1.0) -> list[np.ndarray]:
 
 
 class Adam:
-    """The update of one variable by AdamWeightDecayOptimizer.
-
-    Args:
-        value: The variable.
-        decay: The weight decay of the variable.
-    """
+    """The update of one variable by AdamWeightDecayOptimizer."""
 
     def __init__(self, value: np.ndarray, decay: float = 0.0) -> None:
         self.value = np.asarray(value, np.float64)
