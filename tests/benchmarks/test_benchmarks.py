@@ -38,11 +38,8 @@ _RUNS = {
     "chip_limits": ["--rows 16 --bytes 4096 --rounds 3"],
     "fit_speed": [(f"{_NET} --plot {{picture}}", 3, "matplotlib")],
     "gradient_traces": [("--steps 3", "sklearn")],
-    "graph_step_cost": [
-        f"{_STEPS} --modes reference --optimizers Adam",
-        # Both checkouts are this one.
-        f"{_STEPS} --modes resource --optimizers SGD --outcomes good --pairs 1 --baseline {_ROOT}",
-    ],
+    # Both checkouts are this one.
+    "graph_step_cost": [f"{_STEPS} --modes resource --optimizers SGD --outcomes good --pairs 1 --baseline {_ROOT}"],
     "half_state": [("--optimizers Adam --size 8 --rounds 2", 3)],
     "legacy_optimizers": ["--only AdamWeightDecay"],
     "many_replicas": ["--replicas 2 --rounds 1 --steps 1"],
@@ -55,9 +52,6 @@ _RUNS = {
     "start_cost": [("--uses import construction set_precision --repetitions 1", 3)],
     "step_cost": [
         (f"{_STEPS} --modes eager --optimizers Adam --dtypes float16 --plot {{picture}}", 3, "matplotlib"),
-        # Of replicas, tf_keras clips the sums, and is left out.
-        (f"{_STEPS} --modes replicas --optimizers SGD --clip clipped", 3),
-        ("--short --shapes small --rounds 2 --modes function --optimizers Adam", 3),
         (f"{_STEPS} --modes function replicas --optimizers legacy.Adam --outcomes good skipped", 2),
     ],
     "strategies": [("--steps 60 --window 20 --plot {picture}", "matplotlib")],

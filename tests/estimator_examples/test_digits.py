@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_examples import digits_keras, digits_session, digits_spikes
+from estimator_examples import digits_session
 
 tf1 = tf.compat.v1
 
@@ -74,28 +74,6 @@ def test_an_overflow_in_the_session_moves_no_weight_and_leaves_the_moving_averag
     np.testing.assert_array_equal(session.run(averages)[0], moved[0])
 
 
-def test_batches_are_shuffled_and_cover_all_images_in_a_pass() -> None:
-    digits = digits_session.Digits(np.arange(10.0), np.arange(10))
-    batches = digits.batches(5, np.random.default_rng(0))
-    labels = [next(batches).labels for _ in range(4)]
-    assert sorted(np.concatenate(labels[:2])) == sorted(np.concatenate(labels[2:])) == list(range(10))
-    assert not np.array_equal(labels[0], labels[2])
-
-
-def test_overflow_on_the_last_replica_is_skipped_by_all_of_keras() -> None:
-    # The number of test images is not a multiple of four.
-    printed = _printed("digits_keras", "--replicas=4", "--inject-overflow", "--epochs=3")
-    summary = _rows(printed.split("\nSummary\n")[1])
-    assert _percent(*summary.pop("test accuracy")) > 80
-    assert summary == {
-        "loss scale": ["16384"],
-        "steps applied": ["62"],
-        "steps skipped": ["1"],
-        "weights finite": ["yes"],
-        "replicas equal": ["yes"],
-    }
-
-
 def test_overflow_on_the_last_replica_ends_the_training_of_stock_keras_3_and_not_that_of_tfmp(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -124,27 +102,6 @@ def test_overflow_on_the_last_replica_ends_the_training_of_stock_keras_3_and_not
     }
 
 
-def test_each_replica_is_on_a_gpu_of_its_own_if_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices, **_: made.extend(devices))
-    assert digits_keras.strategy_of("gpu", 1) is tf.distribute.get_strategy()
-    digits_keras.strategy_of("gpu", 2)
-    assert made == ["gpu:0", "gpu:1"]
-
-
-@pytest.mark.parametrize(
-    ("second", "finite", "equal"),
-    [([1, 2], True, True), ([1, 3], True, False), ([1, np.nan], False, False)],
-)
-def test_the_outcome_tells_whether_weights_are_finite_and_equal(second: list[float], finite: bool, equal: bool) -> None:
-    for first in ([1, 2], second):
-        weights = [[np.float32(first)], [np.float32(second)]]
-        outcome = digits_keras.Outcome(accuracy=0.5, loss_scale=1.0, steps=None, weights=weights)
-        assert outcome.finite is finite
-        # Replicas that hold the same NaN are equal.
-        assert outcome.equal is (equal or first is second)
-
-
 def test_bursts_of_corrupt_batches_do_harm_unless_their_steps_are_skipped(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "picture.png"
@@ -164,22 +121,6 @@ def test_bursts_of_corrupt_batches_do_harm_unless_their_steps_are_skipped(tmp_pa
     skipped, overflowed = (int(cell.partition(" of 8")[0]) for cell in tables["noise"]["spikes skipped"][2:4])
     assert skipped + overflowed == 8
     assert picture.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", digits_spikes.CORRUPTIONS)
-def test_only_the_batches_of_the_corrupt_steps_change(name: str) -> None:
-    rng = np.random.default_rng(0)
-    images, labels = np.float32(rng.random([6, 4, 8, 8, 1])), rng.integers(10, size=[6, 4])
-    corrupt = digits_spikes.with_corruption(digits_session.Digits(images, labels), name, {2, 5}, seed=0)
-    changed = [
-        step + 1
-        for step in range(6)
-        if (corrupt.images[step] != images[step]).any() or (corrupt.labels[step] != labels[step]).any()
-    ]
-    assert changed == [2, 5]
-    assert (corrupt.images.dtype, corrupt.labels.dtype) == (images.dtype, labels.dtype)
-    if "labels" in name:
-        assert (corrupt.labels[[1, 4]] != labels[[1, 4]]).all()
 
 
 # On a CPU, TensorFlow 2.15 multiplies float16 matrices hundreds of times slower than float32 matrices.
