@@ -26,10 +26,16 @@ def _printed_by_the_command(before: str = "", *path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_command_prints_the_versions_and_the_gpus() -> None:
-    lines = _printed_by_the_command()
+def test_command_prints_the_versions_before_tensorflow_is_loaded_and_then_the_gpus() -> None:
+    # A TensorFlow that ends the process leaves them on the screen.
+    before = (
+        "from tfmp import gpus\nfound = gpus.build\ngpus.build = lambda: print('tensorflow' in sys.modules) or found()"
+    )
+    lines = _printed_by_the_command(before)
+    loaded = lines.index("False")
     assert lines[0].split() == ["tfmp", tfmp.__version__]
-    assert any(line.startswith("keras ") for line in lines)
+    assert any(line.startswith("keras ") for line in lines[:loaded])
+    assert lines[loaded - 1].startswith("platform ")
     assert lines[-3].startswith("TensorFlow's build    with")
     assert lines[-2].startswith("GPU ")
     assert lines[-1] == "These versions are supported."
@@ -41,15 +47,6 @@ def test_command_prints_the_versions_where_tensorflow_cannot_be_loaded(tmp_path:
     assert any(line.startswith("keras ") for line in lines)
     assert gpu == "GPU                   not known, because TensorFlow raises OSError: libcudart.so.12 is missing"
     assert verdict == "These versions are supported."
-
-
-def test_command_prints_the_versions_before_tensorflow_is_loaded() -> None:
-    # A TensorFlow that ends the process leaves them on the screen.
-    before = "from tfmp import gpus\ngpus.build = lambda: print('tensorflow' in sys.modules) or 'unknown'"
-    lines = _printed_by_the_command(before)
-    loaded = lines.index("False")
-    assert any(line.startswith("keras ") for line in lines[:loaded])
-    assert lines[loaded - 1].startswith("platform ")
 
 
 @pytest.mark.parametrize(
@@ -65,24 +62,22 @@ def test_command_explains_itself_and_refuses_arguments(argument: str, status: in
     assert "platform" not in done.stdout
 
 
+_INSTALL = "pip install tensorflow, or tensorflow-cpu."
+_NOT_WITH = "is not supported with TensorFlow"
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
         ({}, None),
         ({"tf_keras": None, "keras": None}, None),
-        (
-            {"tensorflow-cpu": None},
-            "TensorFlow is not installed: pip install tensorflow, or tensorflow-cpu. tfmp.migrate does not need it.",
-        ),
+        ({"tensorflow-cpu": None}, f"TensorFlow is not installed: {_INSTALL} tfmp.migrate does not need it."),
         ({"tensorflow-cpu": "2.14.0"}, "TensorFlow 2.14.0 is not supported: use 2.15 to 2.21."),
         ({"tensorflow-cpu": "2.22.0rc1"}, "TensorFlow 2.22.0rc1 is not supported: use 2.15 to 2.21."),
         ({"Python": "3.9.18"}, "Python 3.9.18 is not supported with TensorFlow 2.21: use 3.10 to 3.13."),
         ({"keras": "3.11.0"}, "keras 3.11.0 is not supported with TensorFlow 2.21: use 3.12 to 3.15."),
         ({"tf_keras": "2.20.1"}, "tf_keras 2.20.1 is not supported with TensorFlow 2.21: use 2.21."),
-        (
-            {"horovod": "0.28.1"},
-            "horovod 0.28.1 is not supported with TensorFlow 2.21: use 0.28.1 with TensorFlow 2.15.",
-        ),
+        ({"horovod": "0.28.1"}, f"horovod 0.28.1 {_NOT_WITH} 2.21: use 0.28.1 with TensorFlow 2.15."),
     ],
 )
 def test_each_version_that_is_not_supported_is_named(changed: dict[str, str | None], problem: str | None) -> None:
