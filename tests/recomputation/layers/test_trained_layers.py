@@ -115,7 +115,8 @@ def _frozen(keras: ModuleType, wrap: Wrap) -> Subject:
 def _partly_frozen(keras: ModuleType, wrap: Wrap) -> Subject:
     """Make a model of a frozen block in another one, both wrapped, with a layer in it that is trained."""
     inner = stateful_block(keras, "inner")
-    block = keras.Sequential([wrap(inner), dense(keras, 8, name="wide")], name="outer")
+    # Keras 3.5 must know the shape of what stands first.
+    block = keras.Sequential([keras.Input([8]), wrap(inner), dense(keras, 8, name="wide")], name="outer")
     net = keras.Sequential([keras.Input([8]), wrap(block), dense(keras, 1, name="head")])
     block.trainable = False
     inner.layers[-1].trainable = True
