@@ -124,13 +124,7 @@ def _launch(arguments: Sequence[str], directory: Path, *, ends: bool = True) -> 
 
 
 class _Died(NamedTuple):
-    """A launch in which a worker died.
-
-    Attributes:
-        printed: What the workers printed.
-        taken: For each host, the steps before its last checkpoint.
-        resumed: For each host, the training that goes on from that checkpoint.
-    """
+    """A launch in which a worker died; for each host the steps before its last checkpoint, and the run from there."""
 
     printed: _Printed
     taken: dict[str, int]
