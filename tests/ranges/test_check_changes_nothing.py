@@ -76,7 +76,7 @@ def test_error_of_the_loss_or_of_a_layer_leaves_the_model_as_before(keras: Modul
     calls, last = list[str](), [0]
 
     def interrupted(_: Any, x: tf.Tensor) -> tf.Tensor:
-        calls.append(x.dtype.name)
+        calls.append(tf.as_dtype(x.dtype).name)
         if len(calls) == last[0]:
             raise _Interrupted
         return x
@@ -209,7 +209,6 @@ _LOSS = "loss_fn must be a function, a loss of Keras or its name, .* of type"
         (lambda: _check(num_batches=0), ValueError, rf"{_COUNT} 0\."),
         (lambda: _check(num_batches=1.5), ValueError, rf"{_COUNT} 1\.5\."),
         (lambda: check(3, None, _BATCHES), TypeError, rf"{_MODEL} int\."),
-        (lambda: check(None, None, _BATCHES), TypeError, rf"{_MODEL} NoneType\."),
         (lambda: _check(loss_fn="mse"), TypeError, r"loss_fn must be a function, since the model is one, got 'mse'\."),
         (lambda: _check(loss_fn={"a": "mse"}), TypeError, rf"{_LOSS} dict\. "),
         (lambda: _check(session=object()), ValueError, r"a function needs no session: leave it out\."),
