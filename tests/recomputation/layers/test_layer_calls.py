@@ -94,11 +94,10 @@ def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way
             self.embedding, self.dense = keras.layers.Embedding(5, 4, "ones"), dense(keras, 4)
             self.drop = dropout(keras, 0.5)
 
-        def call(self, pair: Any, ids: Any = None, *, scale: float = 1.0, training: Any = None, **options: Any) -> Any:
-            assert options["nothing"] is None
+        def call(self, pair: Any, ids: Any = None, *, scale: Any = 1.0, keep: Any = None, training: Any = None) -> Any:
             first, (second, _) = pair["first"], pair["second"]
             total = self.drop(self.dense(first), training=training) * scale + second
-            total = total * tf.cast(options["keep"], total.dtype)[:, None] + self.embedding(ids)
+            total = total * tf.cast(keep, total.dtype)[:, None] + self.embedding(ids)
             return {"total": total, "ids": ids, "parts": (first, None)}
 
     def results(wrap: Wrap) -> list[Any]:
@@ -106,8 +105,7 @@ def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way
         layer = ManyArguments()
         called = wrap(layer)
         ids, keep = tf.constant([1, 1, 4]), tf.constant([True, True, False])
-        options = {"scale": 0.5, "keep": keep, "nothing": None}
-        call = functools.partial(called, {"first": _X, "second": (2 * _X, ids)}, ids, **options)
+        call = functools.partial(called, {"first": _X, "second": (2 * _X, ids)}, ids, scale=0.5, keep=keep)
         call()
 
         def compute() -> Any:
