@@ -311,12 +311,13 @@ def test_json_is_one_document(run: Run) -> None:
     of_last = {"path": "d.py", "changed": True, "edits": edits, "findings": [], "error": None, "error_line": None}
     assert last == of_last
     found = [(one["rule"], one["line"], one["level"]) for each in (first, second) for one in each["findings"]]
-    assert found == [("R10", 3, "wrong"), ("R2", 2, "fails")]
+    assert found == [("R10", 3, "wrong"), ("R1", 1, "note"), ("R2", 2, "fails")]
     assert third["error"].endswith("If it is Python 2, run 2to3 or futurize first")
     assert third["error_line"] == 2
     rules = document["summary"].pop("rules")
     assert document["summary"] == {"files": 4, "changed": 1, "unchanged": 2, "not_done": 1, "written": False}
     assert [*rules.items()] == [
+        ("R1", {"files": 1, "lines": 0, "wrong": 0, "fails": 0, "note": 1}),
         ("R2", {"files": 2, "lines": 2, "wrong": 0, "fails": 1, "note": 0}),
         ("R10", {"files": 1, "lines": 0, "wrong": 1, "fails": 0, "note": 0}),
     ]
