@@ -151,7 +151,10 @@ def test_norm_and_magnitude_are_right_for_any_values(
     arrays: list[np.ndarray], dtypes: list[Any], rtol: float, mode: str
 ) -> None:
     grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-    for first in (grads[0], tf.IndexedSlices(grads[0], tf.range(len(grads[0])), tf.constant([99]))):
+    for first in (
+        grads[0],
+        tf.IndexedSlices(grads[0], tf.range(len(grads[0])), tf.constant([99, *grads[0].shape[1:]])),
+    ):
         given = [first, None, tf.zeros([0]), grads[1]]
         np.testing.assert_allclose(MODES[mode](norms.global_norm)(given), _norm(arrays), rtol=rtol)
         assert float(norms.max_abs(given)) == max(
@@ -173,6 +176,9 @@ def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0_and_measures_sh
 def test_norm_of_each_is_right_whether_squares_of_another_overflow_or_not(mode: str) -> None:
     grads = [tf.constant([3.0, -4.0]), None, tf.constant([3e25, 4e25]), tf.constant([[0.0, 6.0, 8.0]], tf.float16)]
     np.testing.assert_allclose(MODES[mode](norms.norm_of_each)(grads), [5, 0, 5e25, 10], rtol=1e-6)
+    # One value: XLA reorders the products by which it is made smaller.
+    one = [tf.constant([3e25]), None, tf.zeros([0]), tf.constant(-3e38), tf.constant([2.0])]
+    np.testing.assert_allclose(MODES[mode](norms.norm_of_each)(one), [3e25, 0, 0, 3e38, 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])

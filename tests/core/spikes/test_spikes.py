@@ -117,7 +117,7 @@ def test_settings_out_of_range_are_refused(given_: dict[str, Any], error: type[E
 @pytest.mark.parametrize(
     ("given_", "shown"),
     [
-        ({}, "window=128, deviations=4.0, min_factor=3.0, max_norm=None"),
+        ({}, "window=128, deviations=4.0, min_factor=3.0"),
         ({"max_norm": 3}, "max_norm=3.0"),
         (
             {"window": 8, "deviations": 5, "min_factor": 2, "max_norm": 9},

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfmp.core.gradients import sums
-from tfmp.core.gradients.arithmetic import added_up, map_values, values_of, widen
+from tfmp.core.gradients.arithmetic import added_up, values_of, widen
 from tfmp.types import Gradients
 
 
@@ -71,18 +71,11 @@ def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 
 def norm_of_each(grads: Gradients) -> tf.Tensor:
     """Return the L2 norm of each of at least one gradient, computed as in `global_norm`; the norm of None is 0."""
-
-    def norms_of(grads: Gradients) -> tf.Tensor:
-        wide = ([widen(each) for each in values_of([grad])] for grad in grads)
-        return tf.sqrt(2 * tf.stack([tf.reduce_sum(sums.each_half_of_square_sum(values)) for values in wide]))
-
-    norms = norms_of(grads)
+    norms = tf.sqrt(2 * tf.stack([tf.reduce_sum(halves_of_square_sums([grad])) for grad in grads]))
     infinite = tf.math.is_inf(norms)
 
     def mend() -> tf.Tensor:
-        smaller = [map_values(lambda values: widen(values) * 2.0**-80, grad) for grad in grads]
-        # The other norms are kept: multiplied by 2**-80, small gradients have squares that are 0 in float32.
-        return tf.where(infinite, norms_of(smaller) * 2.0**80, norms)
+        return tf.where(infinite, tf.stack([_norm_by_largest([grad]) for grad in grads]), norms)
 
     return sums.look_again(tf.reduce_any(infinite), mend, norms)
 
