@@ -14,7 +14,7 @@ import tfmp
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.gradient_check import GradientCheck, Scaling
-from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.types import Gradients
 
@@ -170,6 +170,30 @@ def test_scaled_gradients_are_counted_in_true_magnitude(detector: tfmp.OverflowD
     take_step(scaler, [tf.constant([65504.0, math.nan]), None], _NAMES, lambda grads: None, are_scaled=True)
     saturated = int(isinstance(detector, tfmp.SaturationDetector))
     assert _numbers(*scaler.overflow_reports()) == (_NAMES, [[0, 1, saturated], [0, 0, 0]], [1, 0])
+
+
+def test_good_steps_count_nothing() -> None:
+    seen = []
+
+    class Detector(tfmp.NonFiniteDetector):
+        def counts(self, *args: tf.Tensor) -> tf.Tensor:
+            seen.append(args)
+            return super().counts(*args)
+
+    scaler = scaler_of(tfmp.FixedLossScaleManager(1024), Detector())
+    for value, asked in [(1.0, 0), (math.inf, 1)]:
+        take_step(scaler, [tf.constant(value), None], _NAMES, lambda grads: None)
+        assert len(seen) == asked
+
+
+@pytest.mark.graph
+def test_counts_need_no_initializer_and_start_from_0_in_each_session(session: tf.compat.v1.Session) -> None:
+    counts = OverflowCounts(_NAMES)
+    record, steps = counts.record(tf.constant([[1, 2, 3], [0, 0, 0]], tf.int64)), counts.report().steps
+    session.run(record)
+    assert session.run(steps).tolist() == [1, 0]
+    with tf.compat.v1.Session() as other:
+        assert other.run(steps).tolist() == [0, 0]
 
 
 _NOTHING = [0, 0, 0]
