@@ -249,6 +249,20 @@ def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypat
     assert [row[0] for row in on_cpu] == [True, False, False, True]
 
 
+@pytest.mark.graph
+def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.compat.v1.Session) -> None:
+    fed = tf.compat.v1.placeholder(tf.float32, [100, 100])
+    asked = [
+        norms.halves_of_square_sums([fed]),
+        finiteness.halves_of_large_square_sums([fed]),
+        finiteness.all_finite([fed]),
+    ]
+    options, metadata = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
+    found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
+    assert [each.tolist() for each in found] == [[5000], [5000], True]
+    assert [node.op for graph in metadata.partition_graphs for node in graph.node].count("L2Loss") == 1
+
+
 _NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
 #: The exponents of the smallest subnormal and of the largest number.
 _RANGES = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1074, 1023)}
