@@ -231,7 +231,10 @@ _OF_ANOTHER_TYPE = {
     "as Keras": [({"initial_scale": "8"}, "initial_scale must be a number, got '8' of type str.")],
     "described": [
         ({"scale_factor": "2"}, "scale_factor must be a number, got '2' of type str."),
-        ({"init_scale": "incr_ratio, got"}, "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got' of "),
+        (
+            {"init_scale": "incr_ratio, got 8"},
+            "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8' ",
+        ),
         ({"max_loss_scale": "8"}, "max_loss_scale must be a number, got '8' of type str."),
         ({"min_loss_scale": "8"}, "min_loss_scale must be a number, got '8' of type str."),
         *((bad, "a loss scale is described by a tfmp.LossScaleManager, a number, a name or ") for bad in (True, [512])),
