@@ -129,6 +129,56 @@ def test_model_is_made_within_a_scope_and_fit_is_refused_there_and_works_after_i
     assert np.asarray(model.weights[0]).tolist() != before
 
 
+@for_every_keras("keras3", "keras2")
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_scope_in_a_train_step_trains_by_products_in_half(keras: ModuleType, jit_compile: bool) -> None:
+    class Model(keras.Sequential):  # type: ignore[name-defined] # of any Keras
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                with tfmp.autocast():
+                    loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                scaled = self.optimizer.scale_loss(loss)
+            grads = tape.gradient(scaled, self.trainable_variables)
+            ops = tf.compat.v1.get_default_graph().get_operations()
+            products.update(op.get_attr("T").name for op in ops if op.type == "MatMul")
+            found.extend(types(grads))
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+            return {"half_loss": loss}
+
+    found: list[str] = []
+    products: set[str] = set()
+    model = Model([keras.Input([2]), _dense(keras, 3, "relu"), _dense(keras, 1)])
+    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.01), tfmp.FixedLossScaleManager(1024.0))
+    model.compile(opt, jit_compile=jit_compile)
+    x = np.random.default_rng(0).normal(size=[8, 2]).astype(np.float32)
+    losses = model.fit(x, x[:, :1] + 1, batch_size=4, epochs=3, verbose=0, shuffle=False).history["half_loss"]
+    assert losses[-1] < losses[0]
+    assert (products, set(found), int(model.optimizer.applied_steps)) == ({"float16"}, {"float32"}, 6)
+
+
+@for_every_keras("keras3", "keras2")
+@each_way
+def test_optimizer_of_keras_applies_within_a_scope_as_outside(keras: ModuleType, way: Way) -> None:
+    def trained(within: Any) -> Any:
+        w, opt = tf.Variable([[0.5], [0.25]]), keras.optimizers.Adam(0.125)
+        opt.build([w])
+
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape, tfmp.autocast():
+                loss = tf.reduce_mean(tf.square(x @ w))
+            grads = tape.gradient(loss, [w])
+            with within:
+                opt.apply_gradients(zip(grads, [w], strict=True))
+
+        call = way(step)
+        for _ in range(3):
+            call(matrix())
+        return w
+
+    assert_as_plain(trained(tfmp.autocast()), trained(_PLAIN), ["float32"], 1e-6)
+
+
 @each_way
 def test_replicas_enter_the_scope_inside(two_replicas: tf.distribute.MirroredStrategy, way: Way) -> None:
     with two_replicas.scope():
@@ -248,3 +298,12 @@ def test_grad_scaler_and_accumulator_train_with_autocast_and_see_an_overflow(way
     # Beyond the largest number of float16, and not of float32.
     call(matrix() * 2.0**16)
     assert (w.numpy().tolist(), float(scaler.get_scale())) == ([[1 - 0.25], [1 - 0.375]], 2.0**9)
+
+
+@each_way
+def test_probe_in_a_scope_keeps_the_type(way: Way) -> None:
+    @tfmp.autocast()
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        return tfmp.ranges.probe(x @ x, "product") + 1.0
+
+    assert way(forward)(matrix()).dtype == tf.float16
