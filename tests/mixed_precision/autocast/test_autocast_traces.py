@@ -217,6 +217,15 @@ def test_saved_model_keeps_the_types(tmp_path: Path) -> None:
         assert loaded(matrix())["y"].dtype == tf.float16
 
 
+def test_save_within_a_scope_is_refused_for_functions_without_one(tmp_path: Path) -> None:
+    model = tf.Module()
+    model.square = tf.function(_square, input_signature=[tf.TensorSpec([None, 2])])
+    with tfmp.autocast(), pytest.raises(RuntimeError, match=_REFUSED):
+        tf.saved_model.save(model, str(tmp_path / "refused"))
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    assert tf.saved_model.load(str(tmp_path / "saved")).square(matrix()).dtype == tf.float32
+
+
 def test_map_of_a_data_set_has_a_scope_of_its_own() -> None:
     data = tf.data.Dataset.from_tensors(matrix())
     mapped = data.map(tfmp.autocast()(lambda x: (x @ x, tf.reduce_sum(x))), num_parallel_calls=2)
@@ -309,3 +318,17 @@ def test_scope_and_graph_are_entered_in_either_order() -> None:
         with tfmp.autocast():
             mixed = half + outside
     assert types([inside, outside, half, mixed]) == ["float16", "float32", "float16", "float32"]
+
+
+def test_init_scope_within_a_scope_is_eager_code_in_it() -> None:
+    found = []
+
+    @tf.function
+    @tfmp.autocast()
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        with tf.init_scope():
+            found.append((tf.executing_eagerly(), (matrix() @ matrix()).dtype.name))
+        return x @ x
+
+    assert forward(matrix()).dtype == tf.float16
+    assert found == [(True, "float16")]
