@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from half_training import adam, fitted, least_squares_error, slot_types
+from half_training import adam, fitted, least_squares_error, slot_types, state
 from kerases import (
     assert_trains_as,
     dense_model,
@@ -153,6 +153,29 @@ def test_second_moment_follows_the_squares_of_gradients() -> None:
 def test_skipped_step_leaves_slots_and_random_numbers_as_they_were(way: str) -> None:
     run = None if way == "eager" else functools.partial(tf.function, jit_compile=way == "xla", autograph=False)
     assert_trains_as(adam(keras), wrap(adam(keras)), keras, run, plain_run=run)
+
+
+def test_step_that_grad_scaler_skips_leaves_all_state_as_it_was() -> None:
+    def trained(overflows: set[int]) -> list[Any]:
+        half, variables, scaler = adam(keras), kernel_and_bias(keras), tfmp.GradScaler(init_scale=1024.0)
+        half.build(variables)
+
+        @functools.partial(tf.function, autograph=False)
+        def step(grads: list[tf.Tensor]) -> None:
+            scaler.scale(tf.constant(1.0))
+            scaler.step(half, zip(grads, variables, strict=True))
+            scaler.update()
+
+        for seed in range(4):
+            before = [*values(variables), *state(half)]
+            if seed in overflows:
+                step([grad * np.inf for grad in gradients(seed)])
+                assert [*values(variables), *state(half)] == before
+            step([scaler.loss_scale * grad for grad in gradients(seed)])
+            assert [*values(variables), *state(half)] != before
+        return [*values(variables), *state(half)]
+
+    assert trained({1, 2}) == trained(set())
 
 
 def test_replicas_hold_equal_state(two_replicas: tf.distribute.MirroredStrategy) -> None:

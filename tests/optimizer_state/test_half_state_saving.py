@@ -117,3 +117,13 @@ def test_configuration_makes_an_equal_optimizer(make: Any, settings: dict[str, A
         assert each.get_config() == opt.get_config()
         assert (each.name, each.weight_decay, type(each)) == (opt.name, opt.weight_decay, type(opt))
         assert slot_types(each) == slot_types(opt)
+
+
+def test_hdf5_file_is_loaded(tmp_path: Path) -> None:
+    trained = fitted(dense_model(keras, adam(keras), loss=keras.losses.MeanSquaredError(), jit_compile=False))
+    trained.save(tmp_path / "half.h5")
+    loaded = keras.saving.load_model(tmp_path / "half.h5")
+    for one, other in zip(loaded.weights, trained.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    # Keras builds the loaded optimizer without weights, whichever it is: it has to be compiled anew to train.
+    assert loaded.optimizer.get_config() == trained.optimizer.get_config()
