@@ -15,6 +15,7 @@ from many_variables import gradients as many_gradients
 
 import tfmp
 from tfmp.hosts.keras.compiler import saves_time
+from tfmp.hosts.keras.programs.alike import in_lists
 
 _keras_3_alone = for_every_keras("keras3")
 
@@ -387,6 +388,16 @@ def test_variables_on_several_devices_are_not_compiled(two_replicas: tf.distribu
         with tf.device(device):
             variables.append(tf.Variable(tf.zeros([2**20])))
     assert [saves_time(variables, 2), saves_time(variables[:1], 1)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [(1, 1, [1]), (3, 1, [1, 1, 1]), (4, 1, [2, 2]), (17, 1, [4, 4, 4, 4, 1]), (4, 2**18, [1] * 4), (4, 0, [2, 2])],
+)
+def test_number_of_variables_in_a_program_is_about_the_root_of_the_number_of_those_alike(
+    count: int, size: int, lengths: list[int]
+) -> None:
+    assert [len(places) for places in in_lists(["w"] * count, [size] * count)] == lengths
 
 
 @pytest.fixture(params=["check numerics", "dumped debug info"])
