@@ -22,6 +22,7 @@ import tfmp
 from tfmp.hosts.keras.programs import kept_programs
 from tfmp.hosts.keras.programs.fingerprint import Fingerprint
 from tfmp.hosts.keras.programs.kept_programs import KeptPrograms
+from tfmp.hosts.keras.views import view_of
 
 
 class _Pair:
@@ -281,6 +282,18 @@ def test_what_a_user_puts_in_place_of_keras_code_runs_at_each_step(
     assert ran is (replace != _KERAS_OWN)
 
 
+@for_every_keras("keras3")
+def test_schedule_of_a_user_is_run_anew_at_each_step(keras: ModuleType) -> None:
+    schedule = type(
+        "Own", (keras.optimizers.schedules.LearningRateSchedule,), {"__call__": lambda self, step: self.rate}
+    )
+    pair = _Pair(keras, lambda: optimizer(keras, learning_rate=schedule()))
+    for rate in (0.5, 0.25, 0.125):
+        schedule.rate = rate
+        assert pair.step()
+        pair.assert_equal()
+
+
 @pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"weight_decay": 0.25}], ids="-".join)
 @for_every_keras()
 def test_nadam_which_counts_in_python_in_keras_2_takes_the_same_eager_steps(
@@ -317,6 +330,20 @@ def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras:
         return [weight.numpy() for weight in weights]
 
     np.testing.assert_allclose(trained(True), trained(False), rtol=1e-5)
+
+
+@for_every_keras()
+def test_what_an_optimizer_set_before_an_error_while_its_gradients_are_clipped_stays_set(keras: ModuleType) -> None:
+    opt = optimizer(keras, clipvalue=1.0)
+
+    def fail() -> None:
+        with view_of(opt, clipvalue=None) as view:
+            vars(view).update(clipvalue=2.0, counted=4)
+            raise RuntimeError("of the update")
+
+    with pytest.raises(RuntimeError, match="of the update"):
+        fail()
+    assert (opt.clipvalue, opt.counted) == (1, 4)
 
 
 @for_every_keras("keras3")
