@@ -140,9 +140,12 @@ def test_gradients_are_traced_back_to_the_line_that_made_them(clip: Callable[...
         loss = tf.reduce_sum(tf.gather(w, [0]) if clip is None else w * w)
         grads, line = tf.gradients(loss, [w]), _here()
         assert isinstance(grads[0], tf.IndexedSlices) == (clip is None)
-        if clip is not None:
-            grads, _ = clip(grads, 1.0)
-        assert script_lines.line_of_gradients([None, *grads]) == line
+        if clip is None:
+            assert script_lines.line_of_gradients([None, *grads]) == line
+        else:
+            op = script_lines.gradient_op(clip(grads, 1.0)[0])
+            assert op is not None
+            assert script_lines.line_of_op(op) == line
 
 
 @pytest.mark.graph
