@@ -84,6 +84,12 @@ def _rows() -> list[tuple[type[Exception], str, Callable[[], Any]]]:
         (TypeError, "use_tpu must be True or False", lambda: _train(None, by=google)),
         (NotImplementedError, "use_tpu=True: tfmp trains on CPUs and GPUs", lambda: _train(True, by=google)),
         (ValueError, "build the model before its", lambda: bert.create_optimizer(tf.constant(1.0), 0.1, 10, 0)),
+        # Without windows, no run is the last of one.
+        (
+            KeyError,
+            "'update_step:0' refers",
+            lambda: model().training.train_op.graph.get_tensor_by_name("update_step:0"),
+        ),
         (AttributeError, "module 'tfmp.bert' has no attribute 'AdamOptimizer'", lambda: bert.AdamOptimizer),
     ]
     return rows
