@@ -71,6 +71,28 @@ def test_checkpoint_equals_that_of_contrib_and_training_resumes_from_the_latter(
         model.step(session, step)
 
 
+@_in_graphs
+def test_counts_of_steps_begin_anew_in_each_session_and_the_scale_goes_on(session: tf1.Session, tmp_path: Path) -> None:
+    weight, factor = tf1.get_variable("w", initializer=1.0), tf1.placeholder(tf.float32, [])
+    opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.ExponentialUpdateLossScaleManager(8, 9))
+    global_step = tf1.train.get_or_create_global_step()
+    train_op = opt.minimize(weight * factor, global_step)
+    names = ("attempted_steps", "applied_steps", "skipped_steps", "consecutive_skipped_steps")
+    watched = [*(getattr(opt, name) for name in names), opt.loss_scale, global_step]
+    session.run(tf1.global_variables_initializer())
+    for fed in (1.0, math.inf, math.inf):
+        session.run(train_op, {factor: fed})
+    before = session.run(watched)
+    path = tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    with tf1.Session(graph=session.graph) as resumed:
+        tf1.train.Saver().restore(resumed, path)
+        assert resumed.run(watched) == [0, 0, 0, 0, *before[4:]]
+        resumed.run(train_op, {factor: math.inf})
+        assert resumed.run(watched[:4]) == [1, 0, 1, 1]
+    assert session.run(watched) == before
+    assert before[:4] == [3, 1, 2, 2]
+
+
 def _train_op(optimizer: str, wrapped: bool) -> tf.Operation:
     """Build a model with an optimizer, in a wrapper or not, and return the op of its step."""
     w = tf1.get_variable("w", initializer=[0.5, -1.0, 2.0], use_resource=True)
