@@ -142,6 +142,20 @@ def test_the_machine_has_what_the_driver_says_and_no_secrets(
     assert "secret" not in str(found)
 
 
+def test_lines_are_those_that_a_terminal_shows(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_text(
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        "I0000 00:00:1795710760.018164   32380 port.cc:153] oneDNN custom operations are on.\n"
+        "2025-01-01 12:00:00.1: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.\n"
+        "\x1b[31mred\x1b[0m\n"
+        "10%\r50%\r100%\n"
+        "E0000 00:00:1795710761.416165   32380 cuda_platform.cc:52] failed call to cuInit\n\n"
+    )
+    red, bar, error = running.lines(log)
+    assert (red, bar, error[:5]) == ("red", "100%", "E0000")
+
+
 @pytest.mark.parametrize("tiny", [False, True])
 def test_the_options_of_each_part_exist(tiny: bool, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
@@ -161,3 +175,14 @@ def test_the_options_of_each_part_exist(tiny: bool, capsys: pytest.CaptureFixtur
         assert "usage:" in capsys.readouterr().out
         checked.append(part.name)
     assert len(checked) == 8
+
+
+def test_a_part_has_what_the_user_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["TF_FORCE_GPU_ALLOW_GROWTH", "TF_ENABLE_ONEDNN_OPTS", "TF_CPP_MIN_LOG_LEVEL"]
+    code = f"import os; print([os.environ[name] for name in {names}])"
+    for name in names[:2]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "7")
+    part = Part("part", "settings", ["-c", code], environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
+    assert running.run(part, tmp_path, limit=60).status == 0
+    assert running.lines(tmp_path / "part.log") == ["['true', '0', '7']"]
