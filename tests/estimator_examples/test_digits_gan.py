@@ -91,6 +91,24 @@ def test_hidden_layers_compute_in_float16_over_float32_weights(run: _Run) -> Non
         assert {tf.as_dtype(weight.dtype) for weight in net.weights} == {tf.float32}
 
 
+def test_an_overflow_of_the_critic_skips_only_its_step(run: _Run) -> None:
+    gan = run.float16.gan
+    batch = next(iter(training.Draws(IMAGES, batch_size=32, seed=0)))
+    broken = batch._replace(images=np.full_like(batch.images, 1e5))  # infinite in float16
+    before = [net.get_weights() for net in (gan.critic, gan.generator)]
+    record = gan.step(training.Batch(*map(tf.constant, broken)), True)
+    critic, generator = (net.get_weights() for net in (gan.critic, gan.generator))
+    assert all(map(np.array_equal, critic, before[0]))
+    assert not any(map(np.array_equal, generator, before[1]))
+    assert np.isfinite(generator[0]).all()
+    generator_steps = ITERATIONS // EVERY + 1
+    assert (int(record.critic_steps), int(record.generator_steps)) == (ITERATIONS, generator_steps)
+    assert float(record.loss_scale) == 2.0**11
+    record = gan.step(training.Batch(*map(tf.constant, batch)), False)
+    assert (int(record.critic_steps), int(record.generator_steps)) == (ITERATIONS + 1, generator_steps)
+    assert float(record.loss_scale) == 2.0**11
+
+
 @pytest.mark.parametrize("scale", [2.0**4, 2.0**13])
 def test_unscaled_slopes_and_the_penalty_gradient_are_those_of_float32(scale: float) -> None:
     gan, exact = _gan("mixed_float16", tfmp.GradScaler(scale)), _float32()
