@@ -74,6 +74,26 @@ def test_finite_gradients_whose_squares_overflow_leave_a_window_finite(session: 
     assert not kit_models.state(session)["batch_finite"]
 
 
+def test_a_window_goes_on_after_a_restart_at_any_micro_batch(session: tf1.Session, tmp_path: Path) -> None:
+    model = _windowed(session, **_FP16)
+    saver = tf1.train.Saver(max_to_keep=None)
+    # The ops are made once: after each new op, the session would prepare the graph again.
+    reads, grads = kit_models.reads(), kit_models.random_grads(3 * _RUNS)
+    # The second window is skipped for its first run.
+    grads[_RUNS] = kit_models.overflowing(grads[_RUNS])
+    for taken, each in enumerate(grads):
+        saver.save(session, str(tmp_path / "model.ckpt"), taken, write_meta_graph=False)
+        model.run(session, each)
+    expected = session.run(reads)
+    assert expected["global_step"] == 2
+    for taken in (1, 2, 3, _RUNS + 1):
+        with tf1.Session(graph=session.graph) as resumed:
+            saver.restore(resumed, str(tmp_path / f"model.ckpt-{taken}"))
+            for each in grads[taken:]:
+                model.run(resumed, each)
+            _assert_same(resumed.run(reads), expected)
+
+
 def test_only_a_window_adds_variables_the_published_ones(session: tf1.Session) -> None:
     _windowed(session)
     with_window = {variable.op.name: variable for variable in tf1.global_variables()}
