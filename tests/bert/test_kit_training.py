@@ -96,26 +96,39 @@ def test_positional_arguments_have_the_order_of_nvidia(session: tf1.Session) -> 
     assert {float(scale) for _, _, scale in fetched} == {64.0}
 
 
-def test_each_replica_of_a_strategy_clips_its_own_part_of_the_mean(two_replicas: tf.distribute.Strategy) -> None:
-    with tf.Graph().as_default(), two_replicas.scope(), tf1.Session() as session:
+def _on_replicas(strategy: tf.distribute.Strategy, fed: Any, **settings: Any) -> dict[str, Any]:
+    """Return all variables on each replica, after LAMB's steps on the mean of the replicas' gradients."""
+    with tf.Graph().as_default(), strategy.scope(), tf1.Session() as session:
         grads = tf1.placeholder(tf.float32, [2, 2])
 
         def build() -> tf.Operation:
             rank = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            own = grads[rank] if strategy.num_replicas_in_sync == 2 else tf.reduce_sum(grads, axis=0)
             w = tf1.get_variable("w", [2], initializer=tf1.ones_initializer())
             # Estimator itself divides the loss by the number of replicas.
-            loss = tf.reduce_sum(w * grads[rank]) / 2
-            return bert.build_training(loss, 0.125, 20, optimizer_type="lamb", clip_norm=2.0).train_op
+            loss = tf.reduce_sum(w * own) / 2
+            return bert.build_training(loss, 0.125, 20, optimizer_type="lamb", **settings).train_op
 
-        train_op = tf.group(two_replicas.experimental_local_results(two_replicas.run(build)))
+        train_op = tf.group(strategy.experimental_local_results(strategy.run(build)))
         session.run(tf1.global_variables_initializer())
-        # The first replica's part is clipped, the second's is not. Clipping the mean, of norm 2.25, would give the norm
-        # 2. The second step overflows on one replica, and is skipped by both.
-        for fed in ([[3.0, 4.0], [-0.3, -0.4]], [[1.0, 1.0], [np.inf, 1.0]]):
-            session.run(train_op, {grads: fed})
-        state = {
-            each.op.name: session.run(two_replicas.experimental_local_results(each)) for each in tf1.global_variables()
-        }
+        for values in fed:
+            session.run(train_op, {grads: values})
+        return {each.op.name: session.run(strategy.experimental_local_results(each)) for each in tf1.global_variables()}
+
+
+def test_replicas_of_a_strategy_train_as_one_device(two_replicas: tf.distribute.Strategy) -> None:
+    fed = np.random.default_rng(0).choice(np.float32([-1.0, 0.5, 2.0]), size=(5, 2, 2))
+    fed[2, 1, 0] = np.inf  # on one replica: both skip the step
+    settings = {"manual_fp16": True, "init_loss_scale": 64.0, "clip_norm": 1e6}
+    expected = _on_replicas(tf.distribute.OneDeviceStrategy("cpu:0"), fed, **settings)
+    actual = _on_replicas(two_replicas, fed, **settings)
+    assert set(actual) == set(expected)
+    for name, values in actual.items():
+        np.testing.assert_allclose(values, [*expected[name]] * len(values), rtol=1e-6, err_msg=name)
+    assert expected["global_step"] == (4,)
+
+
+def test_each_replica_of_a_strategy_clips_its_own_part_of_the_mean(two_replicas: tf.distribute.Strategy) -> None:
+    # The first replica's part is clipped, the second's is not. Clipping the mean, of norm 2.25, would give the norm 2.
+    state = _on_replicas(two_replicas, [[[3.0, 4.0], [-0.3, -0.4]]], clip_norm=2.0)
     np.testing.assert_allclose(state["w/adam_m"], [0.1 * np.mean([[1.2, 1.6], [-0.3, -0.4]], axis=0)] * 2, rtol=1e-6)
-    np.testing.assert_array_equal(*state["w"])
-    assert set(state["global_step"]) == {1}
