@@ -82,3 +82,15 @@ def test_a_program_that_does_not_skip_is_named(folder_of: Callable[[str], Path],
     status, shown = _run("steps", folder)
     assert status == 1
     assert "WRONG: SGD, skipped, Keras 3: wrong weights" in shown
+
+
+def test_a_training_that_does_not_skip_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folder_of("trainings"), tmp_path / "programs")
+    plain, *_, scaled = json.loads((folder / "programs.json").read_text())
+    # A program without a wrapper takes the place of the one with tfmp's. Its learning rate stands for the loss scale.
+    learning_rate = next(place for place, each in enumerate(plain["variables"]) if each["shape"] == [])
+    unwrapped = plain | {"wrapper": scaled["wrapper"], "loss_scale": learning_rate}
+    (folder / "programs.json").write_text(json.dumps([unwrapped]))
+    status, shown = _run("trainings", folder)
+    assert status == 1
+    assert "tfmp: no step was skipped" in shown
