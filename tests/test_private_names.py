@@ -69,7 +69,7 @@ _ELSEWHERE = {
         "Horovod's (0.28.1), which has no public way to ask for what its optimizer wraps, and sums",
         "tests/optimizers/test_horovod.py",
     ),
-    "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_managers_base.py"),
+    "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_conformance.py"),
     "core/storage/in_checkpoint.py": _place(
         "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_storage.py"
     ),

@@ -82,9 +82,8 @@ def test_error_of_the_loss_or_of_a_layer_leaves_the_model_as_before(keras: Modul
         return x
 
     model = _trained(keras)
-    before, expected = state(model), check(model, "mse", [data(1)]).to_json()
     with_layer = called(keras.Sequential([keras.Input([4]), composed(keras, interrupted), keras.layers.Dense(1)]))
-    before_layer = state(with_layer)
+    before, before_layer, expected = state(model), state(with_layer), check(model, "mse", [data(1)]).to_json()
     # The calls are those in float32, in float32 for the comparison, and in float16.
     for last[0] in (1, 2, 3):
         calls.clear()

@@ -124,7 +124,9 @@ def compute_case(case: Case, scope: Any, values: list[Any], *activations: tf.Ten
     return results, tape.gradient(losses, sources) if losses else []
 
 
-def assert_case(case: Case, dtype: str, results: list[Any], grads: list[Any]) -> None:
+def assert_case(case: Case, dtype: str, results: list[Any], grads: list[Any], times: float = 1) -> None:
+    """Compare with plain code; the error that is allowed is that of the type, so many times."""
+    error = _TOLERANCES[dtype] * times
     expected = case.in_bfloat16 if dtype == "bfloat16" and case.in_bfloat16 else case.results
     assert types(results) == [{"H": dtype, "F": "float32"}.get(each, each) for each in expected.split()]
     values = values_of(case, plain=True)
@@ -134,7 +136,7 @@ def assert_case(case: Case, dtype: str, results: list[Any], grads: list[Any]) ->
         if one is not None:
             found, wanted = (np.float32(tf.convert_to_tensor(each)) for each in (one, other))
             scale = max(1.0, float(np.abs(wanted).max()))
-            np.testing.assert_allclose(found, wanted, rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype] * scale)
+            np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
 
 
 def activations(values: list[Any]) -> list[tf.Tensor]:

@@ -119,4 +119,5 @@ def test_losses_within_xla_are_those_of_float32() -> None:
         return [compute_case(case, tfmp.autocast(), values, *given) for case in cases]
 
     for case, found in zip(cases, compute(*values), strict=True):
-        assert_case(case, "float16", *found)
+        # The similarities of one of them, rounded by the products, are multiplied by 20.
+        assert_case(case, "float16", *found, times=2)

@@ -222,7 +222,7 @@ class _Row(NamedTuple):
 
 _V1 = {"v1": tf.compat.v1, "v2.v1": tf.compat.v2.compat.v1, "v1.v1": tf.compat.v1.compat.v1}
 _ROWS: dict[str, _Row] = {
-    "branches": _Row(_branches, "F F H F H F F H", "H F H F H H H H"),
+    "branches": _Row(_branches, "F F H F H F F H", "H F H F H F H H"),
     "branches that are not taken": _Row(lambda x, true, w: _branches(x, tf.logical_not(true), w), "F F H F H F F H"),
     "types that are named": _Row(
         _of_types_that_are_named, "float64 H", "H H", plain=functools.partial(_of_types_that_are_named, cast=True)

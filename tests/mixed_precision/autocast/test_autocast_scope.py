@@ -215,12 +215,12 @@ def _fails(function: Any) -> Any:
             )
             for owner in ("tensorflow.python.ops.math_ops", "tensorflow.python.no_such_module")
         ),
-        (hooks._REPLACEMENTS[-1]._replace(around=_fails), ZeroDivisionError, ""),
+        (hooks._REPLACEMENTS[-1]._replace(around=_fails), ZeroDivisionError, None),
     ],
     ids=["no function", "no module", "error"],
 )
 def test_nothing_is_replaced_if_one_function_cannot_be(
-    replacement: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+    replacement: Any, error: type[Exception], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope = tfmp.autocast()
     with monkeypatch.context() as patch:
