@@ -41,7 +41,8 @@ def with_class_of(
     is_plain = type(model) is plain_class
     if not is_plain and type(model).call is not plain_class.call:
         raise _refusal(model, "its class has a `call` of its own, which need not call the layers in the same way")
-    added = [name for name in vars(model) if name not in {*vars(rebuilt), *SET_BY_COMPILE}]
+    known = {*vars(rebuilt)} if is_keras2(keras) else {*vars(rebuilt), *SET_BY_COMPILE}
+    added = [name for name in vars(model) if name not in known]
     names = list(vars(model))
     # A class may set attributes before it calls the constructor: their layers come first among the weights.
     constructed = names.index(SET_BY_CONSTRUCTOR) if SET_BY_CONSTRUCTOR in names else 0
