@@ -282,9 +282,10 @@ def test_values_of_a_savers_checkpoint_are_listed_and_its_scalars_kept(wanted: s
 
 def test_objects_of_a_checkpoint_are_listed_with_the_keys_of_scalars(tmp_path: Path) -> None:
     values = {"scale": tf.Variable(2.0), "kernel": tf.Variable([1.0]), "kind": tf.Variable("SGD")}
-    run = read_saved_run(tf.train.Checkpoint(**values).write(str(tmp_path / "model.ckpt")))
+    path = tf.train.Checkpoint(**values).write(str(tmp_path / "model.ckpt"))
+    run = read_saved_run(path)
     keys = {name: f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in values}
-    assert (run.keys, run.scalars) == (sorted(keys.values()), {keys["scale"]: 2})
+    assert (run.path, run.keys, run.scalars) == (path, sorted(keys.values()), {keys["scale"]: 2})
     children = run.objects[0].children
     assert {name: run.objects[children[name]].key for name in values} == {
         "scale": keys["scale"],
