@@ -162,10 +162,6 @@ def _is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
-def _is_super(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
 def _uses(tree: ast.AST, own: set[str], known: set[str]) -> Iterator[tuple[int, str]]:
     """Yield the lines and the private names of others in a module.
 

@@ -20,7 +20,6 @@ IN_BOTH_WAYS = pytest.mark.parametrize("way", ["eager", "function"])
 
 #: The hosts of optimizers.
 HOSTS = ["tf1", *kerases.installed()]
-FOR_EVERY_HOST = pytest.mark.parametrize("host", HOSTS)
 
 
 def sgd(rate: float = 1.0, host: str = "tf1", **options: float) -> Any:

@@ -89,11 +89,6 @@ def test_evaluate_and_predict_are_left_as_they_are(keras: ModuleType) -> None:
     assert model.predict(x, verbose=0, callbacks=callbacks).tolist() == [[2], [2]]
 
 
-def _last_shown(output: str) -> tuple[float, float]:
-    found = re.findall(r"loss_scale: (\S+) - skipped_steps: ([0-9.e+]+)", output)
-    return float(found[-1][0]), float(found[-1][1])
-
-
 # By itself, the bar of Keras 2 shows the mean, and counts the logs of the epoch as one more batch.
 _MEANS = ((1024 + 512 + 512 + 256 + 256) / 5, (0 + 1 + 1 + 2 + 2) / 5)
 

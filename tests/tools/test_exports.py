@@ -30,7 +30,7 @@ _KINDS = {
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that returns the folder of a kind of programs, which it writes once."""
-    pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221 has")
+    pytest.importorskip("jax", reason="needs JAX, which the tox environment tf221_every has")
     from tools import export_step, export_training
 
     @functools.cache

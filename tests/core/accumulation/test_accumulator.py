@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,23 @@ def test_manager_that_asks_for_it_gets_the_largest_magnitude_of_a_window_and_not
             assert follows or float(accumulator.largest) == 0
         alone.update_loss_scale(tf.constant(True), tf.constant(max(map(abs, window))))
         assert (manager.state_dict() == alone.state_dict()) is follows
+
+
+def test_restored_window_has_the_gradients_that_it_was_saved_with(tmp_path: Path) -> None:
+    def make() -> tuple[tfmp.GradientAccumulator, tf.train.Checkpoint]:
+        accumulator = tfmp.GradientAccumulator([tf.Variable(0.0) for _ in range(3)], 2)
+        return accumulator, tf.train.Checkpoint(accumulator=accumulator)
+
+    saved, checkpoint = make()
+    saved.add([tf.constant(2.0), tf.constant(4.0), None])
+    path = checkpoint.save(tmp_path / "inside")
+    for added, expected in [(None, [2, 4, None]), (6.0, [4, 2, None])]:
+        restored, checkpoint = make()
+        checkpoint.restore(path).assert_consumed()
+        if added is not None:
+            restored.add([tf.constant(added), None, None])
+        # Only the sums can show which variables had gradients.
+        assert [None if grad is None else float(grad) for grad in restored.mean()] == expected
 
 
 def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silently() -> None:

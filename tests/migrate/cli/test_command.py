@@ -139,7 +139,7 @@ def test_wrong_usage_ends_with_status_2_and_calls_the_program_as_it_was_typed(
     write(a=SCRIPT)
     for typed, program in (("__main__.py", "python -m tfmp.migrate"), ("/usr/bin/tfmp-migrate", "tfmp-migrate")):
         monkeypatch.setattr(sys, "argv", [typed])
-        with pytest.raises(SystemExit, match="2"):
+        with pytest.raises(SystemExit, match=r"^2$"):
             command.main(arguments)
         assert capsys.readouterr().err.startswith(f"usage: {program} ")
     assert Path("a.py").read_text() == SCRIPT
