@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from recording_adapters import SCALERS, OfTwo, RecordingAdapter, halving, numbers, run, scaler_of, take_step
+from recording_adapters import (
+    SCALERS,
+    FunctionAdapter,
+    OfTwo,
+    RecordingAdapter,
+    halving,
+    numbers,
+    run,
+    scaler_of,
+    take_step,
+)
 from stand_in_horovod import run_horovod
 
 import tfmp
@@ -103,6 +113,43 @@ def test_step_checks_only_gradients_that_changed(
     run(scaler, adapter, [before if grad is None else tf.constant(grad, tf.float16), None], known=known)
     assert (adapter.steps, len(adapter.applied)) == ([applied], int(applied))
     assert float(scaler.scale(tf.constant(1.0))) == (8 if applied else 4)
+
+
+@pytest.mark.parametrize(
+    ("grads", "overwritten", "of_micro_batches", "applied"),
+    [
+        ([1.0, 65504 / 8], [], False, False),
+        ([1.0, 65504 / 8], [], True, True),
+        ([1.0, math.nan], [], True, False),
+        ([65504 / 8, 1.0], [], False, False),
+        # What will be the next value of its variable was never scaled.
+        ([1.0, 65504 / 8], [1], False, True),
+    ],
+)
+def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
+    grads: list[float], overwritten: list[int], of_micro_batches: bool, applied: bool
+) -> None:
+    scaler, adapter = SCALERS["saturation"](), RecordingAdapter(overwritten=overwritten)
+    known = EarlierCheck(LocalResult(tf.constant(True)), of_micro_batches=of_micro_batches)
+    run(scaler, adapter, [tf.constant(grad) for grad in grads], known=known)
+    assert adapter.steps == [applied]
+
+
+@pytest.mark.graph
+@pytest.mark.parametrize(("value", "expected"), [(1.0, [1, 8, 1]), (math.inf, [2, 4, 0])])
+def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, expected: list[int], session: tf1.Session) -> None:
+    class Counting(FunctionAdapter):
+        def on_step(self, applied: tf.Tensor) -> tf.Operation:
+            return counted.assign(tf.where(applied, 1, 2)).op
+
+    counted = tf1.get_variable("counted", initializer=0, use_resource=True)
+    weight = tf1.get_variable("w", initializer=0.0, use_resource=True)
+    manager = halving()
+    adapter = Counting(["kernel"], lambda grads: tf.group(weight.assign_add(grads[0])))
+    done = run(scaler_of(manager), adapter, [tf.constant(value)])
+    session.run(tf1.global_variables_initializer())
+    session.run(done)
+    assert session.run([counted, manager.get_loss_scale(), weight]) == expected
 
 
 def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
