@@ -33,10 +33,20 @@ def session() -> Iterator[tf.compat.v1.Session]:
         yield session
 
 
-@pytest.fixture
-def two_replicas() -> tf.distribute.MirroredStrategy:
+def _mirrored() -> tf.distribute.MirroredStrategy:
     # The default, collective ops, fails when one process makes a second strategy.
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture
+def two_replicas() -> tf.distribute.MirroredStrategy:
+    return _mirrored()
+
+
+@pytest.fixture(scope="module")
+def strategy() -> tf.distribute.MirroredStrategy:
+    """Return the strategy of two replicas that all tests of a file share, as the hosts that they build once do."""
+    return _mirrored()
 
 
 @pytest.fixture
