@@ -21,7 +21,7 @@ def kind_of(nodeid: str, *, old: bool = False) -> str:
     """Return the kind of a test by its name; an old one is about Keras 2, tf_keras, Estimator or Horovod."""
     start = max((start for start in KINDS if nodeid.startswith(start)), key=len, default="")
     kind = KINDS.get(start, "both")
-    return f"{kind}_old" if old and kind in ("once", "every", "contract") else kind
+    return f"{kind}_old" if old and kind in ("once", "every") else kind
 
 
 def may_run(path: str, lane: str) -> bool:

@@ -33,7 +33,7 @@ def test_each_file_is_run_by_default_or_weekly(path: str) -> None:
 
 
 def test_each_kind_has_a_lane_and_each_lane_a_command() -> None:
-    kinds = {*lane_table.KINDS.values(), "once_old", "every_old", "contract_old"}
+    kinds = {*lane_table.KINDS.values(), "once_old", "every_old"}
     assert kinds == {kind for lane in lane_table.LANES.values() for kind in lane}
     settings = (lane_table.ROOT / "pyproject.toml").read_text("utf-8")
     assert {*re.findall(r"--lane=(\w+)", settings)} == {*lane_table.LANES} - {"gpu"}  # which tools.gpu_report runs
