@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from kit import checks
 from kit.hosts import Host, V1Graph
-from kit.installed import hosts, replicated_hosts, rows
+from kit.installed import Make, hosts, replicated_hosts, rows
 from kit.keras_hosts import compiled
 from kit.oracle import Rule
 from scenarios import REPLICATED, RESUMED, SCENARIOS, STRUCTURE, Scenario
@@ -42,16 +42,16 @@ def _lacks(name: str) -> frozenset[str]:
 
 
 @cache
-def _plain(name: str, clips: bool) -> Host:
-    return _HOSTS[name].make_plain(STRUCTURE, None, Scenario([], (), clips=clips).plain_settings)
+def _plain(make: Make, clips: bool) -> Host:
+    return make(STRUCTURE, None, Scenario([], (), clips=clips).plain_settings)
 
 
 @pytest.mark.parametrize(("name", "scenario_name"), _cases())
 def test_host_does_what_the_oracle_says(name: str, scenario_name: str) -> None:
     scenario = SCENARIOS[scenario_name]
-    host = _HOSTS[name].make(STRUCTURE, scenario.rule, scenario.settings)
-    states = checks.train(host, scenario.steps())
-    assert checks.violations(scenario.course(), states, _plain(name, scenario.clips), rtol=scenario.rtol) == []
+    make, make_plain = _HOSTS[name]
+    states = checks.train(make(STRUCTURE, scenario.rule, scenario.settings), scenario.steps())
+    assert checks.violations(scenario.course(), states, _plain(make_plain, scenario.clips), rtol=scenario.rtol) == []
 
 
 def _replicated_cases() -> list[Any]:
@@ -72,7 +72,7 @@ def test_replicas_do_together_what_the_oracle_says(
     make, make_plain = _REPLICATED[name]
     states = checks.train(make(STRUCTURE, scenario.rule, scenario.settings, strategy=strategy), scenario.steps())
     # What each replica clips, one device cannot take as one step.
-    plain = None if scenario.clips else make_plain(STRUCTURE, None)
+    plain = None if scenario.clips else _plain(make_plain, clips=False)
     assert checks.violations(scenario.course(), states, plain, rtol=scenario.rtol) == []
 
 

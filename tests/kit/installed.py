@@ -33,25 +33,24 @@ def hosts() -> dict[str, Pair]:
         return found | {"v1 graph, reference variables": Pair(reference, reference)} | _legacy_graphs()
     if hasattr(tf, "estimator"):
         found["Estimator"] = Pair(Estimator, V1Graph)
-    found["v1 eager"] = Pair(V1Eager, V1Eager)
-    found["v1 function"] = Pair(partial(V1Eager, compiled=compiled), V1Eager)
+    # Without tfmp, all run a function: it takes many more steps in a second than eager code.
+    plain = partial(V1Eager, compiled=compiled)
+    found |= {"v1 eager": Pair(V1Eager, plain), "v1 function": Pair(plain, plain)}
+    found["GradScaler, v1 eager"] = Pair(partial(Scaler, None), plain)
     for title, keras in installed().items():
-        loop = partial(KerasLoop, keras)
+        loop, plain = partial(KerasLoop, keras), partial(KerasLoop, keras, compiled=compiled)
         found |= {
-            f"{title} eager": Pair(loop, loop),
-            f"{title} function": Pair(partial(loop, compiled=compiled), loop),
-            f"{title} XLA": Pair(partial(loop, compiled=by_xla), loop),
-            f"{title} fit": Pair(partial(KerasFit, keras), loop),
+            f"{title} eager": Pair(loop, plain),
+            f"{title} function": Pair(plain, plain),
+            f"{title} XLA": Pair(partial(loop, compiled=by_xla), plain),
+            f"{title} fit": Pair(partial(KerasFit, keras), plain),
+            f"GradScaler, {title} function": Pair(partial(Scaler, keras, compiled=compiled), plain),
         }
         if title == "keras3":
-            found[f"{title} compiled update"] = Pair(partial(loop, compiled=compiled, jit_compile=True), loop)
+            found[f"{title} compiled update"] = Pair(partial(loop, compiled=compiled, jit_compile=True), plain)
     for title, keras in _with_legacy().items():
-        loop = partial(LegacyLoop, keras)
-        found |= {f"{title} eager": Pair(loop, loop), f"{title} function": Pair(partial(loop, compiled=compiled), loop)}
-    found["GradScaler, v1 eager"] = Pair(partial(Scaler, None), V1Eager)
-    for title, keras in installed().items():
-        scaler, loop = partial(Scaler, keras), partial(KerasLoop, keras)
-        found[f"GradScaler, {title} function"] = Pair(partial(scaler, compiled=compiled), loop)
+        plain = partial(LegacyLoop, keras, compiled=compiled)
+        found |= {f"{title} eager": Pair(partial(LegacyLoop, keras), plain), f"{title} function": Pair(plain, plain)}
     return found | _legacy_graphs()
 
 
@@ -68,8 +67,9 @@ def replicated_hosts() -> dict[str, Pair]:
     if "keras3" in loops:
         loop = loops["keras3"]
         found["keras3 compiled update"] = Pair(partial(loop, jit_compile=True), loop)
-    found |= {"v1 eager": Pair(V1Eager, V1Eager), "v1 function": Pair(partial(V1Eager, compiled=compiled), V1Eager)}
-    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), V1Eager)
+    plain = partial(V1Eager, compiled=compiled)
+    found |= {"v1 eager": Pair(V1Eager, plain), "v1 function": Pair(plain, plain)}
+    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), plain)
     return found | {
         f"GradScaler, {title} eager": Pair(partial(Scaler, keras, averages=False), loops[title])
         for title, keras in installed().items()
