@@ -400,7 +400,7 @@ def test_number_of_variables_in_a_program_is_about_the_root_of_the_number_of_tho
     assert [len(places) for places in in_lists(["w"] * count, [size] * count)] == lengths
 
 
-@pytest.fixture(params=["check numerics", "dumped debug info"])
+@pytest.fixture
 def debugger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Return a function that turns on a debugger, which the end of the test turns off."""
     if request.param == "check numerics":
@@ -412,7 +412,9 @@ def debugger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
         debugging.disable_dump_debug_info()
 
 
-@pytest.mark.parametrize("jit_compile", ["auto", True])
+@pytest.mark.parametrize(
+    ("debugger", "jit_compile"), [("check numerics", "auto"), ("dumped debug info", True)], indirect=["debugger"]
+)
 @_keras_3_alone
 def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
     keras: ModuleType, debugger: Callable[[], None], jit_compile: Any, caplog: pytest.LogCaptureFixture
