@@ -24,12 +24,15 @@ with_and_without_xla = pytest.mark.parametrize("jit_compile", [False, True], ids
 
 
 @in_every_mode
-@of_every_type
-def test_infinity_is_found_in_one_type_beside_finite_values_of_another(dtype: tf.DType, mode: str) -> None:
-    good, bad = [tf.constant([1.0, 1e4], each) for each in TYPES], tf.constant([1.0, math.inf], dtype)
+def test_value_is_found_in_one_type_beside_many_values_of_others(mode: str) -> None:
     check = MODES[mode](finiteness.all_finite)
-    assert bool(check(good))
-    assert not bool(check([*good, bad]))
+    large = [tf.tile(tf.constant([1.0, 1e4], dtype), [2**12]) for dtype in TYPES]
+    for place, dtype in enumerate(TYPES):
+        largest = float(tf.cast(dtype.max, tf.float64))
+        for value, addends, is_finite in ((0.25 * largest, 2, True), (0.625 * largest, 2, False), (math.inf, 1, False)):
+            small = [tf.ones([2], each) for each in TYPES]
+            small[place] = tf.cast(tf.constant([1.0, value], tf.float64), dtype)
+            assert bool(check([*large, *small], addends=addends)) is is_finite
 
 
 @in_every_mode
@@ -170,6 +173,10 @@ def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0_and_measures_sh
     for measure in (norms.max_abs, norms.global_norm):
         assert math.isnan(float(measure(nan)))
         assert float(measure(infinite)) == math.inf
+    # Of what is known not to be finite, the values are not looked at again.
+    large = [tf.constant([3e25, 4e25])]
+    assert float(norms.global_norm(large, is_finite=tf.constant(True))) == pytest.approx(5e25)
+    assert float(norms.global_norm(large, is_finite=tf.constant(False))) == math.inf
 
 
 @in_every_mode
@@ -189,10 +196,13 @@ def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compil
     arrays.append(arrays[0] * 1e-30)
     types = [tf.float32, tf.float16 if factor == 1 else tf.float32, tf.float32, tf.float64, tf.float64]
     grads = [tf.constant(array, dtype) for array, dtype in zip(arrays, types, strict=True)]
+    # The rows of one index are added up.
+    rows = tf.constant(factor * np.float32([[1, -2], [4, 0], [2, 2]]))
+    grads.insert(0, tf.IndexedSlices(rows, tf.constant([7, 3, 7]), tf.constant([9, 2])))
     found = tf.function(lambda: norms.large_norm_of_each([*grads, None]), jit_compile=jit_compile)()
-    expected = [_norm([array]) for array in arrays]
-    np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-3)
-    np.testing.assert_allclose(found[4:], [expected[4], 0], atol=1e-9 * factor)
+    expected = [5 * factor, *(_norm([array]) for array in arrays)]
+    np.testing.assert_allclose(found[:5], expected[:5], rtol=1e-3)
+    np.testing.assert_allclose(found[5:], [expected[5], 0], atol=1e-9 * factor)
 
 
 def test_a_graph_counts_large_gradients_by_one_function_for_each_type() -> None:
