@@ -9,7 +9,18 @@ import kerases
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, optimizer, take_step, values, variable, wrap
+from kerases import (
+    SCALE,
+    for_every_keras,
+    gradients,
+    kernel_and_bias,
+    optimizer,
+    skip_before,
+    take_step,
+    values,
+    variable,
+    wrap,
+)
 
 import tfmp
 
@@ -161,6 +172,7 @@ def test_function_that_builds_the_optimizer_is_traced_once(keras: ModuleType, na
         np.testing.assert_allclose(each.numpy(), other.numpy(), rtol=1e-6)
 
 
+_NO_COMPLEX = "it has no complex numbers"
 _REFUSED = "{} is of type complex64, and loss scaling is for real numbers: train the real"
 _OF_PHASE, _OF_ONE = _REFUSED.format("the gradient of .*phase.*"), _REFUSED.format("gradient 0")
 _MAKES = {"tf1": tf.compat.v1.train.GradientDescentOptimizer} | {
@@ -206,6 +218,7 @@ def test_complex_variable_is_refused_by_name_and_its_parts_are_trained(host: str
 
 @for_every_keras()
 def test_complex_gradients_are_refused_when_they_are_unscaled_and_by_fit(keras: ModuleType) -> None:
+    skip_before((3, 6), keras, _NO_COMPLEX)
     grads, opt = [tf.constant([1j], tf.complex64)], tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.25))
     for unscale in (
         opt.get_unscaled_gradients,
@@ -234,7 +247,9 @@ def test_complex_gradients_are_refused_when_they_are_unscaled_and_by_fit(keras: 
 
 
 def test_scaler_that_is_not_enabled_trains_complex_variables() -> None:
-    scaler, opt = tfmp.GradScaler(enabled=False), next(iter(kerases.installed().values())).optimizers.SGD(0.25)
+    keras = next(iter(kerases.installed().values()))
+    skip_before((3, 6), keras, _NO_COMPLEX)
+    scaler, opt = tfmp.GradScaler(enabled=False), keras.optimizers.SGD(0.25)
     phase = tf.Variable(tf.constant([1 + 2j], tf.complex64), name="phase")
     grads = scaler.unscale(opt, [tf.constant([4j], tf.complex64)])
     scaler.step(opt, zip(grads, [phase], strict=True))
