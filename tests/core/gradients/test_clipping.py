@@ -203,17 +203,6 @@ def test_gradient_before_clipping_is_known_only_if_it_is_kept(make: Callable[[],
         MODES[mode](check)()
 
 
-def test_branch_knows_what_the_code_around_it_has_clipped() -> None:
-    @tf.function
-    def step(is_large: tf.Tensor) -> tf.Tensor:
-        grad = _dense()
-        keep_unclipped(grad)
-        (clipped,) = tfmp.clip_by_norm([grad], 1.0)
-        return tf.cond(is_large, lambda: unclipped(clipped) * 1.0, lambda: clipped)
-
-    assert step(tf.constant(True)).numpy().tolist() == [3, 4]
-
-
 def test_gradient_lives_as_long_as_what_was_clipped_from_it() -> None:
     grad = _dense()
     before = dict(vars(grad))
