@@ -97,7 +97,11 @@ _CALLS: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "no steps": (_by(), ValueError, "there is no optimizer to step: pass pairs of an optimizer"),
     "steps of a text": (lambda t: t.scaler.step_all(["ab"]), TypeError, _NO_STEPS.format("'ab' of type str")),
     "steps of one": (lambda t: t.scaler.step_all([("a",)]), TypeError, _NO_STEPS.format(r"\('a',\) of type tuple")),
-    "steps of a number": (lambda t: t.scaler.step_all(3), TypeError, r"^steps must be .*, got 3 of type int: pass \[\("),
+    "steps of a number": (
+        lambda t: t.scaler.step_all(3),
+        TypeError,
+        r"^steps must be .*, got 3 of type int: pass \[\(",
+    ),
     "steps twice": (lambda t: t.scaler.step_all([(t.optimizer, _pairs(t))] * 2), ValueError, "each optimizer once"),
     "argument of TF1 beside Keras": (
         _by(sgd, lambda: _of_keras().inner_optimizer, rate=1, global_step=None),

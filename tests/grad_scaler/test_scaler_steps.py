@@ -414,27 +414,29 @@ def test_optimizer_is_called_with_the_users_arguments_and_the_pairs_that_it_may_
 @pytest.mark.parametrize("prepares", [True, False])
 def test_optimizer_that_first_steps_in_a_later_trace_must_be_prepared(host: str, prepares: bool) -> None:
     scaler, optimizers = tfmp.GradScaler(8), [sgd(0.5, host, momentum=0.5) for _ in range(2)]
-    weights, traces = [tf.Variable(1.0, name=name) for name in ("first", "second")], []
+    first, *others = weights = [tf.Variable(1.0, name=name) for name in ("first", "second", "third")]
+    traces = []
 
     @tf.function
     def iterate(index: int) -> None:
         traces.append(index)
         scaler.scale(tf.constant(0.0))
-        scaler.step(optimizers[index], [(tf.constant(8.0), weights[index])])
+        scaler.step(optimizers[index], [(tf.constant(8.0), weight) for weight in (others if index else [first])])
         scaler.update()
 
     if prepares:
-        scaler.prepare(optimizers[1], weights[1:])
+        scaler.prepare(optimizers[1], others)
     iterate(0)
     if not prepares and host != "keras3":
-        message = "has no variables yet for second:0, and a tf.function makes none|Creating variables on a non-first"
+        missing = "(SGD|MomentumOptimizer) has no variables yet for second:0, third:0, and a tf.function makes none"
+        message = f"{missing}|Creating variables on a non-first"
         with pytest.raises(ValueError, match=message):
             iterate(1)
         return
     # The optimizers of Keras 3 are built in any trace.
     for _ in range(2):
         iterate(1)
-    assert [float(weight) for weight in weights] == [0.5, -0.25]
+    assert [float(weight) for weight in weights] == [0.5, -0.25, -0.25]
     assert traces[-1] == 1
     if host == "keras3":
         assert traces == [0, 1]
