@@ -126,8 +126,9 @@ def _resnet() -> Any:
 def _loss(model: Any, batch: Batch) -> tf.Tensor:
     """Return the loss of a loop of the user's own."""
     x, y = batch
-    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return loss_fn(y, model(x, training=True)) + sum(model.losses)
+    # A mean by Keras' loss is divided by the number of replicas, as the loop does itself.
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+    return tf.reduce_mean(loss_fn(y, model(x, training=True))) + sum(model.losses)
 
 
 def _subject(
@@ -141,7 +142,7 @@ def _subject(
     **settings: Any,
 ) -> suite.Subject:
     """Return a model with the paths of the layers that are recomputed; a task of keras-hub chooses its loss itself."""
-    rng, in_float16 = np.random.default_rng(5), {"tolerance": 6e-3, "falls": 1.0, "rounding": (1e-4, 1e-6)}
+    rng, in_float16 = np.random.default_rng(5), {"tolerance": 6e-3, "falls": 1.0}
     compile_with = {} if has_loss else {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
 
     def optimizer() -> Any:
@@ -178,6 +179,9 @@ def _callbacks(directory: Path) -> list[Any]:
     ]
 
 
+#: Where gradients of a variable, which several places use, are summed in another order; others are equal in every bit.
+_OTHER_ORDER = (1e-4, 1e-6)
+
 #: The tolerances are about three times what was measured. The losses of images fall to a hundredth, and the same error
 #: is a larger share of them.
 #:
@@ -195,7 +199,7 @@ _SUBJECTS: dict[str, Callable[[], suite.Subject]] = {
         _bert, _masked_tokens, r".*/transformer_layer_\d+", check_keeps=["mlm_head"], callbacks=_callbacks
     ),
     "DebertaV3TextClassifier": lambda: _subject(
-        _deberta, _classes_of_tokens, r".*/disentangled_attention_encoder_layer_\d+"
+        _deberta, _classes_of_tokens, r".*/disentangled_attention_encoder_layer_\d+", rounding=_OTHER_ORDER
     ),
     "GPT2CausalLM": lambda: _subject(_gpt2, _next_tokens, r".*/transformer_layer_\d+", trains_on_replicas=True),
     "GemmaCausalLM": lambda: _subject(_gemma, _next_tokens, r".*/decoder_block_\d+"),
@@ -208,9 +212,14 @@ _SUBJECTS: dict[str, Callable[[], suite.Subject]] = {
         keep_float32=[r".*/(self|cross)_attention"],
         float32=frozenset({"query_projector", "key_projector", "value_projector", "output_projector"}),
         check_keeps=None,
+        rounding=_OTHER_ORDER,
     ),
     "WhisperBackbone": lambda: _subject(
-        _whisper, _transcripts, r".*/transformer_(en|de)coder_layer_\d+", has_loss=False
+        _whisper,
+        _transcripts,
+        r".*/transformer_(en|de)coder_layer_\d+",
+        has_loss=False,
+        rounding=_OTHER_ORDER,
     ),
     "ViTImageClassifier": lambda: _subject(
         _vit, _images, r".*/vit_encoder", learning_rate=1e-3, tolerance=2e-2, trains_on_replicas=True

@@ -1,5 +1,6 @@
 """Models of keras-hub train in float16 as in float32; their files, callbacks, half-precision state and LoRA."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import suite
+import tensorflow as tf
 from keras_hub_models import MODELS, prepared, subject_of
 
 import tfmp
@@ -26,6 +28,29 @@ _all_models = pytest.mark.parametrize("model", MODELS)
 
 class TestKerasHub(suite.Suite):
     models, subject = MODELS, staticmethod(subject_of)
+
+
+#: What multiplies in float32, by the names of ops: Keras does not cast the table of an Embedding, so that logits made
+#: by it are float32, and keras-hub not the angles of positions.
+_MULTIPLIES_FLOAT32 = {
+    "GemmaCausalLM": "token_embedding|rotary_embedding",
+    "T5Backbone": "(self|cross)_attention",
+}
+
+
+@_all_models
+@pytest.mark.feature("O1, O2")
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_all_other_products_are_computed_in_float16(model: str, level: str) -> None:
+    subject = subject_of(model)
+    trained, (x, _) = subject.at(level), subject.batches[0]
+    graph = tf.function(lambda x: trained(x, training=True)).get_concrete_function(x).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    products = [node for node in nodes if node.op in {"MatMul", "BatchMatMulV2", "Einsum", "Conv2D"}]
+    wide = [node.name for node in products if tf.as_dtype(node.attr["T"].type) != tf.float16]
+    kept = _MULTIPLIES_FLOAT32.get(model, "token_embedding")
+    assert [name for name in wide if not re.search(kept, name)] == []
+    assert len(wide) < len(products)
 
 
 def _goes_on(subject: suite.Subject, trained: Any) -> tuple[list[float], list[bytes]]:
