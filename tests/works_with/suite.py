@@ -55,7 +55,8 @@ class Subject:
         loss: The loss in a loop of the user's, of the model and of a batch.
         compile_with: The arguments of `compile` but the optimizer.
         step: Takes a step of a compiled model with a batch, and returns the loss.
-        keep_float32: The layers that float16 does not suit; by that the Dense layers named `float32` stay so.
+        keep_float32: The layers that float16 does not suit; by that the dense layers named `float32` stay so.
+        dense: The library's own classes of dense layers.
         check: What `check_precision` takes for the loss and the batches, if it is not what trains.
         check_keeps: The layers that the check keeps beside those; None if they are not told.
         tolerance: The largest relative difference between losses in float16 and in float32.
@@ -78,6 +79,7 @@ class Subject:
     step: Callable[[Any, Any], float] = trained_on
     keep_float32: Sequence[str] = ()
     float32: frozenset[str] = frozenset()
+    dense: Sequence[type] = ()
     check: tuple[Any, Sequence[Any]] | None = None
     check_keeps: Sequence[str] | None = ()
     tolerance: float = 2e-3
@@ -164,11 +166,10 @@ def layers_of(model: Any) -> list[Any]:
     return list(model.submodules if hasattr(model, "submodules") else model._flatten_layers())
 
 
-def computing_in(keras: ModuleType, model: Any, dtype: str, *kinds: str) -> set[str]:
-    """Return the names of the layers of some classes, by that of all dense layers, that compute in a type."""
-    classes = tuple(getattr(keras.layers, kind) for kind in kinds or ("Dense", "EinsumDense"))
-    of_kind = [each for each in layers_of(model) if isinstance(each, classes)]
-    return {layer.name for layer in of_kind if layer.compute_dtype == dtype}
+def computing_in(keras: ModuleType, model: Any, dtype: str, *others: type) -> set[str]:
+    """Return the names of Keras' dense layers, and of layers of other classes, that compute in a type."""
+    classes = (keras.layers.Dense, keras.layers.EinsumDense, *others)
+    return {each.name for each in layers_of(model) if isinstance(each, classes) and each.compute_dtype == dtype}
 
 
 def assert_equal(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> None:
@@ -275,8 +276,8 @@ class Suite:
     def test_levels_compute_in_float16_and_learn(self, model: str, level: str) -> None:
         subject = self.subject(model)
         trained = subject.at(level)
-        assert computing_in(subject.keras, trained, "float16")
-        assert computing_in(subject.keras, trained, "float32") == subject.float32
+        assert computing_in(subject.keras, trained, "float16", *subject.dense)
+        assert computing_in(subject.keras, trained, "float32", *subject.dense) == subject.float32
         assert learns(losses(subject, level), subject.falls)
 
     @_feature("check")

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfmp
 
 transformers, tf_keras = suite.library("transformers"), suite.library("tf_keras")
+modeling = suite.library("transformers.modeling_tf_utils")
 
 
 # transformers still calls functions that NumPy and Keras have deprecated.
@@ -135,6 +136,8 @@ def _subject_of(model: str) -> suite.Subject:
         compile_with={},
         keep_float32=_T5_KEEPS if is_t5 else [],
         float32=frozenset("qkvo" if is_t5 else ""),
+        # GPT-2 has no other ones.
+        dense=[modeling.TFConv1D],
         tolerance=5e-3 if is_t5 else 2e-3,
         check=(lambda _, outputs: outputs.loss, [(inputs, inputs["labels"]) for (inputs,) in batches[:2]]),
         recomputed=functools.partial(_recomputed, model, batches[0][0]),
