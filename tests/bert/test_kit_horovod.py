@@ -23,10 +23,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
     """Run the workers once; return a function that finds printed values by title, rank and name of the training."""
     program = [sys.executable, bert_kit_workers.__file__]
     directory = tmp_path_factory.mktemp("workers")
-    # Horovod collects gradients for so many milliseconds and sends them together. The runs here are short, so the
-    # default would only make them wait.
-    at_once = {"HOROVOD_CYCLE_TIME": "0.1"}
-    finished = replica_processes.run(replica_processes.under_horovod(program), directory, 150, [at_once])
+    finished = replica_processes.run(replica_processes.under_horovod(program), directory, 150)
     assert finished.codes == [0], finished
 
     def lines(title: str, rank: int, way: str = "-") -> list[Any]:
