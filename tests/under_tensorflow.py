@@ -18,12 +18,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    set_up(v1_behavior=config.getoption("--v1-behavior"))
+
+
+def set_up(*, v1_behavior: bool) -> None:
+    """Give this process two logical CPUs, exact products on GPUs, and TensorFlow 1's behaviour if it is asked for."""
     # Tests with two replicas need two logical devices. They must be configured before TensorFlow initializes devices.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     # On GPUs, TensorFlow would round what products of float32 matrices take; the tests compare with exact ones.
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    if config.getoption("--v1-behavior"):
+    if v1_behavior:
         tf.compat.v1.disable_v2_behavior()
 
 
@@ -33,20 +38,21 @@ def session() -> Iterator[tf.compat.v1.Session]:
         yield session
 
 
-def _mirrored() -> tf.distribute.MirroredStrategy:
+def mirrored() -> tf.distribute.MirroredStrategy:
+    """Return a strategy of two replicas, one on each logical CPU."""
     # The default, collective ops, fails when one process makes a second strategy.
     return tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
 @pytest.fixture
 def two_replicas() -> tf.distribute.MirroredStrategy:
-    return _mirrored()
+    return mirrored()
 
 
 @pytest.fixture(scope="module")
 def strategy() -> tf.distribute.MirroredStrategy:
     """Return the strategy of two replicas that all tests of a file share, as the hosts that they build once do."""
-    return _mirrored()
+    return mirrored()
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 
-import tensorflow as tf
 from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Fault, course_of, faults_of, replica_faults_of
 from kit import checks
 from kit.hosts import Host
 from kit.installed import Make, hosts, replicated_hosts
 from kit.oracle import Rule
 from kit.structures import STRUCTURES
+from under_tensorflow import mirrored, set_up
 
 #: Functions from the name of a structure: the first makes the host, the second that of the optimizer without tfmp.
 Makers = tuple[Callable[[str], Host], Callable[[str], Host]]
@@ -30,11 +30,8 @@ def main() -> None:
     # Keras warns about the variable that the loss does not depend on.
     warnings.simplefilter("ignore")
     logging.getLogger("tensorflow").setLevel("ERROR")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    if args.v1_behavior:
-        tf.compat.v1.disable_v2_behavior()
-    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+    set_up(v1_behavior=args.v1_behavior)
+    strategy = mirrored()
 
     one_device = {
         name: (cache(partial(_make, make, Rule())), cache(partial(_make, make_plain, None)))
