@@ -25,6 +25,11 @@ class Pair(NamedTuple):
     make_plain: Make
 
 
+#: Without tfmp, all hosts but those of graphs run a function: it takes many more steps in a second than eager code.
+_V1_FUNCTION = partial(V1Eager, compiled=compiled)
+_V1 = {"v1 eager": Pair(V1Eager, _V1_FUNCTION), "v1 function": Pair(_V1_FUNCTION, _V1_FUNCTION)}
+
+
 def hosts() -> dict[str, Pair]:
     """Return by name the hosts with one device."""
     found = {"v1 graph, resource variables": Pair(V1Graph, V1Graph)}
@@ -33,10 +38,8 @@ def hosts() -> dict[str, Pair]:
         return found | {"v1 graph, reference variables": Pair(reference, reference)} | _legacy_graphs()
     if hasattr(tf, "estimator"):
         found["Estimator"] = Pair(Estimator, V1Graph)
-    # Without tfmp, all run a function: it takes many more steps in a second than eager code.
-    plain = partial(V1Eager, compiled=compiled)
-    found |= {"v1 eager": Pair(V1Eager, plain), "v1 function": Pair(plain, plain)}
-    found["GradScaler, v1 eager"] = Pair(partial(Scaler, None), plain)
+    found |= _V1
+    found["GradScaler, v1 eager"] = Pair(partial(Scaler, None), _V1_FUNCTION)
     for title, keras in installed().items():
         loop, plain = partial(KerasLoop, keras), partial(KerasLoop, keras, compiled=compiled)
         found |= {
@@ -67,9 +70,8 @@ def replicated_hosts() -> dict[str, Pair]:
     if "keras3" in loops:
         loop = loops["keras3"]
         found["keras3 compiled update"] = Pair(partial(loop, jit_compile=True), loop)
-    plain = partial(V1Eager, compiled=compiled)
-    found |= {"v1 eager": Pair(V1Eager, plain), "v1 function": Pair(plain, plain)}
-    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), plain)
+    found |= _V1
+    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), _V1_FUNCTION)
     return found | {
         f"GradScaler, {title} eager": Pair(partial(Scaler, keras, averages=False), loops[title])
         for title, keras in installed().items()
