@@ -42,12 +42,14 @@ def _in_orders(fed: str, host: str, orders: Sequence[str] = _ORDERS, *options: s
 #: The trainings of one launch, by the behavior that they test.
 _TRAININGS = {
     "scenarios": [
-        *_in_orders("random", _GRAPH),
+        *_in_orders("random", _GRAPH, ["plain"]),
+        *_in_orders("random", _GRAPH, ["inside", "outside", "float16"], "--last=40"),
         *_in_orders("random", "v1 eager", ["plain", "float16"], "--last=20"),
-        *_in_orders("random", "v1 function", ["plain", "inside", "outside"], "--last=20"),
+        *_in_orders("random", "v1 function", ["plain", "outside"], "--last=20"),
         *_in_orders("random", "GradScaler, v1 eager", ["plain"], "--last=20"),
         *_in_orders("random", "keras2 fit", ["plain", "outside"], "--last=20"),
-        *_in_orders("random", _LOOP, ["plain", "inside", "float16"]),
+        *_in_orders("random", _LOOP, ["plain"]),
+        *_in_orders("random", _LOOP, ["inside", "float16"], "--last=40"),
         *_in_orders("random", _LOOP, ["plain"], "--by=tape", "--last=20"),
         *_in_orders("random", _LOOP, ["plain", "outside"], "--by=minimize", "--last=20"),
         *_in_orders("random", _LEGACY, ["plain", "inside", "float16"], "--last=20"),
@@ -74,7 +76,9 @@ _TRAININGS = {
     "strategy": ["'one device/plain'"],
     # The last ones: TensorFlow 1's behavior cannot be turned off again.
     "v1 behavior": [
-        *_in_orders("random", "v1 graph, reference variables", ["plain", "outside", "npu"], "--v1-behavior"),
+        *_in_orders(
+            "random", "v1 graph, reference variables", ["plain", "outside", "npu"], "--v1-behavior", "--last=40"
+        ),
         *_in_orders("spikes of sums", "v1 graph, reference variables", ["plain"], "--v1-behavior"),
     ],
 }
@@ -85,7 +89,6 @@ _RECORDED = {
     # Workers know the norm of the mean without asking each other.
     "steps": [
         *_in_orders("random", _GRAPH, _ORDERS, "--last=2"),
-        *_in_orders("random", "v1 function", ["plain", "inside"], "--last=2"),
         # Horovod's own optimizer does not average constants correctly, so these orders are without it.
         *(f"constants/{order} --last=2" for order in ("plain", "float16")),
         *_in_orders("random", "keras2 fit", ["inside"], "--last=2"),
