@@ -9,10 +9,9 @@ import tfmp
 from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
-from tfmp.core.overflow.results import EarlierCheck
-from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
+from tfmp.core.overflow.found import Checked
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.window import accumulate
+from tfmp.core.step.step import accumulate, step_of, take
 from tfmp.types import Done, Gradient, Gradients
 
 
@@ -113,14 +112,11 @@ def run(
     grads: Gradients,
     *,
     are_scaled: bool = False,
-    known: EarlierCheck | None = None,
+    known: Checked | None = None,
     distribution: Distribution | None = None,
 ) -> Done:
     """Take a step with gradients of a scaled loss, or in true magnitude; `known` is what is known of the latter."""
-    facts = scaler.facts(distribution)
-    if are_scaled:
-        return scaler.step(update_of_scaled(adapter, grads, facts))
-    return scaler.step(update_of_unscaled(adapter, grads, facts, known))
+    return take(step_of(adapter, grads, scaler.facts(distribution), are_scaled=are_scaled, before=known))
 
 
 def take_step(
@@ -135,5 +131,5 @@ def take_step(
     """Take a step with a function in place of an optimizer, perhaps at the end of a window of micro-batches."""
     adapter = FunctionAdapter(names, apply)
     if accumulator is not None:
-        return accumulate(scaler, adapter, grads, scaler.facts(), accumulator)
+        return accumulate(adapter, grads, scaler.facts(), accumulator)
     return run(scaler, adapter, grads, are_scaled=are_scaled)

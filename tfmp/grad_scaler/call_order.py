@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfmp.core import lists
 from tfmp.core.distribute import current_replica, on_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
-from tfmp.core.overflow.results import EarlierCheck
+from tfmp.core.overflow.found import Checked
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.types import Done, Gradient, Gradients
 
@@ -33,7 +33,7 @@ class _Unscaled(NamedTuple):
     #: Where the call was made.
     context: "weakref.ref[_Context]"
     #: The result of checking the gradients.
-    earlier: EarlierCheck
+    before: Checked
     #: The gradients that the user passed, and those that were returned.
     gradients: UnscaledGradients
     #: True if the gradients may be computed from those that an earlier call returned.
@@ -96,7 +96,7 @@ class CallOrder:
             return
         given = [grad for grad in grads or () if grad is not None]
         # In a window the overflows of all variables were counted.
-        has_window = grads is None or any(each.earlier.of_micro_batches for each in before)
+        has_window = grads is None or any(each.before.of_window for each in before)
         were_returned = any(each.gradients.returned(grad) for each in before for grad in given)
         were_given = any(each.gradients.got(grad) for each in before for grad in given)
         if has_window or were_returned or were_given:
@@ -108,18 +108,18 @@ class CallOrder:
             )
 
     def note_unscale(
-        self, optimizer: object, earlier: EarlierCheck, op: Done, given: Gradients = (), returned: Gradients = ()
+        self, optimizer: object, before: Checked, op: Done, given: Gradients = (), returned: Gradients = ()
     ) -> None:
         """Record a call of `unscale`, the result of checking its gradients, and the op that keeps it for `update`."""
-        before = [each.gradients for each in self._unscaled_here(optimizer)]
-        may_be_twice = bool(before) and any(grad is not None and not _is_scaled(grad, before) for grad in given)
+        others = [each.gradients for each in self._unscaled_here(optimizer)]
+        may_be_twice = bool(others) and any(grad is not None and not _is_scaled(grad, others) for grad in given)
         gradients = UnscaledGradients()
         gradients.add(given, returned)
         call, context = _Call(optimizer, current_replica()), weakref.ref(self._context())
-        self._unscaled.append(_Unscaled(call, context, earlier, gradients, may_be_twice))
+        self._unscaled.append(_Unscaled(call, context, before, gradients, may_be_twice))
         self._note_op(op)
 
-    def validate_step(self, optimizer: object, grads: Gradients) -> tuple[list[EarlierCheck], list[bool]]:
+    def validate_step(self, optimizer: object, grads: Gradients) -> tuple[list[Checked], list[bool]]:
         """Raise an error if `step` must not be called now with these gradients.
 
         Otherwise return what the calls of `unscale` found, and for each gradient whether it is still scaled.
@@ -142,7 +142,7 @@ class CallOrder:
         scaled = [not is_known and _is_scaled(grad, unscaled) for grad, is_known in zip(grads, known, strict=True)]
         if self._is_strict:
             self._refuse_unknown(optimizer, called, grads, scaled)
-        return [each.earlier for each in called], scaled
+        return [each.before for each in called], scaled
 
     def got(self, optimizer: object, grad: Gradient) -> bool:
         """Return whether the user passed this very gradient to `unscale` since the last update."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, on_replica
-from tfmp.core.overflow.results import EarlierCheck, StepResult
+from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.storage.state_variables import NotCheckpointed
 from tfmp.grad_scaler.call_order import CallOrder
@@ -15,7 +15,7 @@ from tfmp.grad_scaler.pending_results import Findings, PendingResults
 from tfmp.types import Done, Gradients
 
 #: Adjusts the loss scale by a result, and counts it as a step: if a boolean scalar says so, or always if that is None.
-Adjust: TypeAlias = Callable[[StepResult, tf.Tensor | None], Done]
+Adjust: TypeAlias = Callable[[Found, tf.Tensor | None], Done]
 
 
 class Iteration(NotCheckpointed):
@@ -41,8 +41,8 @@ class Iteration(NotCheckpointed):
     def note_unscale(
         self,
         optimizer: object,
-        earlier: EarlierCheck,
-        result: StepResult | None,
+        before: Checked,
+        result: Found | None,
         done: Done,
         distribution: Distribution,
         given: Gradients = (),
@@ -50,10 +50,10 @@ class Iteration(NotCheckpointed):
     ) -> None:
         """Record a call of `unscale`, and keep its result, which `update` needs if the user drops the step."""
         op = self._op_of_call(result, [done], distribution, of_step=False)
-        self.calls.note_unscale(optimizer, earlier, op, given, returned)
+        self.calls.note_unscale(optimizer, before, op, given, returned)
 
     def note_steps(
-        self, optimizers: Sequence[object], result: StepResult | None, done: Sequence[Done], distribution: Distribution
+        self, optimizers: Sequence[object], result: Found | None, done: Sequence[Done], distribution: Distribution
     ) -> Done:
         """Record the steps of optimizers that step together, keep their result, and return the op of all calls."""
         op = self._op_of_call(result, done, distribution, of_step=True)
@@ -62,7 +62,7 @@ class Iteration(NotCheckpointed):
         return op
 
     def _op_of_call(
-        self, result: StepResult | None, done: Sequence[Done], distribution: Distribution, *, of_step: bool
+        self, result: Found | None, done: Sequence[Done], distribution: Distribution, *, of_step: bool
     ) -> Done:
         """Return the op that runs a call and those before it, and then keeps its result, unless that is None."""
         before = [op for op in [*done, *self.calls.ops()] if op is not None]
@@ -139,7 +139,7 @@ class Iteration(NotCheckpointed):
         return []
 
 
-def _is_step(findings: Findings, result: StepResult) -> tf.Tensor:
+def _is_step(findings: Findings, result: Found) -> tf.Tensor:
     """Return whether an iteration counts as a step: it does too if a step was skipped as a spike."""
     return findings.is_step if result.spike is None else tf.logical_or(findings.is_step, result.spike)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.overflow.results import StepResult
+from tfmp.core.overflow.found import Found
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done
 
@@ -34,7 +34,7 @@ class Findings(NamedTuple):
         """
         return tf.logical_or(self.any_applied, tf.logical_not(self.usable))
 
-    def with_result(self, result: StepResult, *, of_step: bool) -> "Findings":
+    def with_result(self, result: Found, *, of_step: bool) -> "Findings":
         """Return the findings with one more result; `of_step` is False for `unscale`, which applies nothing."""
         max_abs = self.max_abs if result.max_abs is None else tf.maximum(self.max_abs, result.max_abs)
         return Findings(
@@ -71,7 +71,7 @@ class PendingResults(NotCheckpointed):
     Examples:
         >>> pending = PendingResults()
         >>> for finite in [tf.constant(True), tf.constant(False)]:
-        ...     pending.add(StepResult(finite), of_step=True)
+        ...     pending.add(Found(finite), of_step=True)
         >>> findings = pending.read()
         >>> int(findings.results), bool(pending.result(findings, with_max_abs=False).finite)
         (2, False)
@@ -95,7 +95,7 @@ class PendingResults(NotCheckpointed):
         """Return all findings."""
         return self._state.read()
 
-    def add(self, result: StepResult, *, of_step: bool) -> Done:
+    def add(self, result: Found, *, of_step: bool) -> Done:
         """Add a result on which all replicas agree; `of_step` is False for `unscale`, which applies nothing."""
         self._may_drop |= result.complete is not None
         added = self._state.assign(self.read().with_result(result, of_step=of_step))
@@ -104,9 +104,9 @@ class PendingResults(NotCheckpointed):
         spiked = tf.logical_or(self._spiked.get("spiked"), result.spike)
         return tf.group(added, self._spiked.assign(_Spiked(spiked)))
 
-    def result(self, findings: Findings, *, with_max_abs: bool) -> StepResult:
+    def result(self, findings: Findings, *, with_max_abs: bool) -> Found:
         """Return the findings as one result, with the largest magnitude if it is needed."""
-        return StepResult(
+        return Found(
             findings.usable,
             findings.max_abs if with_max_abs else None,
             findings.finite if self._may_drop else None,

@@ -12,12 +12,11 @@ from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.overflow.results import EarlierCheck, LocalResult, StepResult
+from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.early_check import check_early
 from tfmp.core.step.properties import StepProperties
-from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.window import drain
+from tfmp.core.step.scaler import Facts, LossScaler
+from tfmp.core.step.step import agree, attempt, drain
 from tfmp.core.tracing import without_autograph
 from tfmp.grad_scaler.arguments import (
     refuse_in_graph,
@@ -28,7 +27,7 @@ from tfmp.grad_scaler.arguments import (
 )
 from tfmp.grad_scaler.iteration import Iteration
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
-from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, update_together
+from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -341,29 +340,31 @@ class GradScaler(StepProperties, tf.Module):
         self._iteration.calls.validate_unscale(optimizer, None if given is not scaled else scaled)
         emptied: Done = None
         if isinstance(given, GradientAccumulator):
-            unscaled_grads, earlier, emptied = self._mean_of_window(given)
+            unscaled_grads, before, emptied = self._mean_of_window(given)
         else:
-            unscaled_grads, earlier = self._unscaled_grads(given)
+            unscaled_grads, before = self._unscaled_grads(given)
         distribution = self._distribution()
-        result = self._scaler.agree_early(earlier, distribution) if self._enabled else None
-        self._iteration.note_unscale(optimizer, earlier, result, emptied, distribution, scaled, unscaled_grads)
+        result = agree(before.found, self._scaler, distribution) if self._enabled else None
+        self._iteration.note_unscale(optimizer, before, result, emptied, distribution, scaled, unscaled_grads)
         return unscaled_grads
 
-    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], EarlierCheck]:
+    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], Checked]:
         """Return the unscaled gradients and the result of checking them."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
         distribution = self._distribution()
+        averaged = self._averaged(grads, distribution)
         if not self._enabled:
-            averaged = self._averaged(grads, distribution)
-            return averaged, EarlierCheck(LocalResult(tf.constant(True)), unclipped=averaged)
+            return averaged, Checked(Found(tf.constant(True)), unclipped=averaged)
         self._losses.warn_if_not_scaled(grads)
-        facts = self._scaler.facts(distribution)
-        unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution), facts.loss_scale)
-        result = check_early(unscaled_grads, facts)
-        return unscaled_grads, EarlierCheck(result, checked=unscaled_grads, unclipped=unscaled_grads)
+        return self._unscaled_and_checked(averaged, self._scaler.facts(distribution))
 
-    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], EarlierCheck, Done]:
+    def _unscaled_and_checked(self, grads: Gradients, facts: Facts) -> tuple[list[Gradient], Checked]:
+        unscaled_grads = self._scaler.unscale(grads, facts.loss_scale)
+        found = facts.check_early(unscaled_grads)
+        return unscaled_grads, Checked(found, grads=unscaled_grads, unclipped=unscaled_grads)
+
+    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Checked, Done]:
         """Return the mean of a window, the result of checking it, and the op that empties the window."""
         distribution = self._scaler.distribution()
         grads, window, emptied = drain(accumulator, distribution)
@@ -372,9 +373,9 @@ class GradScaler(StepProperties, tf.Module):
         window = window._replace(unclipped=mean)
         if not self._enabled:
             return mean, window, emptied
-        of_mean = check_early(mean, self._scaler.facts(distribution), of_micro_batches=True)
-        result = window.result._replace(usable=tf.logical_and(window.result.usable, of_mean.usable))
-        return mean, window._replace(result=result, checked=mean), emptied
+        of_mean = self._scaler.facts(distribution).check_early(mean, of_window=True)
+        found = window.found._replace(usable=tf.logical_and(window.found.usable, of_mean.usable))
+        return mean, window._replace(found=found, grads=mean), emptied
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -636,23 +637,26 @@ class GradScaler(StepProperties, tf.Module):
         """Run the steps of several optimizers together, and keep the result for `update`."""
         facts = self._scaler.facts(distribution)
         loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
-        done, result = self._scaler.run(update_together(self._all_unscaled(parts, loss_scale), facts))
+        done, result = attempt(step_together(self._all_unscaled(parts, facts), facts))
         # An optimizer that skips steps by itself is called outside of the conditional.
         own_steps = [part.apply_scaled(loss_scale, result.applied) for part in parts]
         optimizers = [part.adapter.optimizer for part in parts]
         kept = result if self._enabled else None
         return self._iteration.note_steps(optimizers, kept, [done, *own_steps], distribution)
 
-    def _all_unscaled(self, parts: Sequence[StepPart], loss_scale: tf.Tensor) -> Sequence[StepPart]:
-        """Unscale the gradients of the other optimizers, if the user has unscaled those of one."""
-        if not self._enabled or all(part.earlier is None for part in parts):
+    def _all_unscaled(self, parts: Sequence[StepPart], facts: Facts) -> Sequence[StepPart]:
+        """Unscale and check the gradients of the other optimizers, if the user has unscaled those of one."""
+        if all(part.before is None for part in parts):
             return parts
-        return [
-            part._replace(given=self._scaler.unscale(part.given, loss_scale)) if part.earlier is None else part
-            for part in parts
-        ]
+        return [part if part.before is not None else self._unscaled_part(part, facts) for part in parts]
 
-    def _set(self, new_scale: float | tf.Tensor, result: StepResult, is_step: tf.Tensor | None) -> Done:
+    def _unscaled_part(self, part: StepPart, facts: Facts) -> StepPart:
+        if not self._enabled:
+            return part._replace(before=Checked(Found(tf.constant(True)), unclipped=part.given))
+        given, before = self._unscaled_and_checked(part.given, facts)
+        return part._replace(given=given, before=before)
+
+    def _set(self, new_scale: float | tf.Tensor, result: Found, is_step: tf.Tensor | None) -> Done:
         has_set = self.manager.set_loss_scale(new_scale)
         # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
         with tf.control_dependencies([] if has_set is None else [has_set]):

@@ -1,4 +1,4 @@
-"""The part of one optimizer in a step, and the one update of all optimizers that step together."""
+"""The part of one optimizer in a step, and the one step of all optimizers that step together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,10 +7,9 @@ import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.overflow.detectors import KINDS
-from tfmp.core.overflow.results import EarlierCheck, LocalResult
-from tfmp.core.step.choice import update_of_scaled, update_of_unscaled
-from tfmp.core.step.facts import Facts
-from tfmp.core.step.update import Update
+from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.step.scaler import Facts
+from tfmp.core.step.step import Step, step_of
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.grad_scaler.together import AdaptersTogether
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
@@ -28,24 +27,24 @@ class StepPart(NamedTuple):
     #: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled if the
     #: user called `unscale`.
     given: Gradients
-    #: The result of the check in `unscale`; None if the user did not call `unscale`.
-    earlier: EarlierCheck | None
+    #: What `unscale` found; None if the user did not call `unscale`.
+    before: Checked | None
 
     @property
     def unclipped(self) -> Gradients:
         """The gradients before the user clipped them, if that was after a call of `unscale`."""
-        return self.given if self.earlier is None or self.earlier.unclipped is None else self.earlier.unclipped
+        return self.given if self.before is None or self.before.unclipped is None else self.before.unclipped
 
     @property
     def is_of_window(self) -> bool:
         """True if the gradients are the mean of an accumulator's window, which may not be usable."""
-        return self.earlier is not None and self.earlier.overflow_counts is not None
+        return self.before is not None and self.before.window_counts is not None
 
     def apply_scaled(self, loss_scale: tf.Tensor, applied: tf.Tensor) -> Done:
         """Call the optimizer if it is a `ScaledGradientsOptimizer`, which applies its gradients or skips them."""
         if not isinstance(self.adapter, ScaledGradientsAdapter):
             return None
-        return self.adapter.apply_scaled(self.given, loss_scale if self.earlier is None else tf.constant(1.0), applied)
+        return self.adapter.apply_scaled(self.given, loss_scale if self.before is None else tf.constant(1.0), applied)
 
     def apply_unchecked(self) -> Done:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
@@ -91,72 +90,48 @@ def make_variables(adapter: OptimizerAdapter) -> None:
         ) from error
 
 
-def update_together(parts: Sequence[StepPart], facts: Facts) -> Update:
-    """Return one update for several optimizers, of which either all step or none.
-
-    Unless all of their gradients are scaled, all must be unscaled.
-    """
+def step_together(parts: Sequence[StepPart], facts: Facts) -> Step:
+    """Return one step for several optimizers, of which either all step or none; all gradients are scaled, or none."""
     adapters = [part.adapter for part in parts]
     adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
     grads = [grad for part in parts for grad in part.given]
-    earlier = earlier_together(parts)
-    if earlier is None:
-        return update_of_scaled(adapter, grads, facts)
-    return update_of_unscaled(adapter, grads, facts, earlier)
-
-
-def earlier_together(parts: Sequence[StepPart]) -> EarlierCheck | None:
-    """Combine the earlier checks of several optimizers; None if `unscale` was called for none of them."""
-    checks = [part.earlier for part in parts if part.earlier is not None]
+    checks = [part.before for part in parts if part.before is not None]
     if not checks:
-        return None
-    together, of_all = joined(checks), len(checks) == len(parts)
-    return together._replace(
-        # If the magnitude is unknown for one optimizer, the step computes it from the gradients of all.
-        result=together.result if of_all else together.result._replace(max_abs=None),
-        # If only some optimizers have accumulated, the detector has not seen the gradients of the others, but what the
-        # micro-batches counted is recorded.
-        of_micro_batches=of_all and together.of_micro_batches,
-        overflow_counts=_counts_together(parts),
-        unclipped=[grad for part in parts for grad in part.unclipped],
-    )
+        return step_of(adapter, grads, facts, are_scaled=True)
+    return step_of(adapter, grads, facts, before=joined(checks)._replace(window_counts=_counts_together(parts)))
 
 
-def joined(checks: Sequence[EarlierCheck]) -> EarlierCheck:
-    """Join earlier checks of several groups of gradients, at most one of which is of an accumulator's window."""
+def joined(checks: Sequence[Checked]) -> Checked:
+    """Join what is known of several groups of gradients, at most one of which is of an accumulator's window."""
     if len(checks) == 1:
         return checks[0]
-    largest, counts = [check.result.max_abs for check in checks], [check.overflow_counts for check in checks]
+    each = [check.found for check in checks]
+    largest = [found.max_abs for found in each if found.max_abs is not None]
+    complete = [found.usable if found.complete is None else found.complete for found in each]
     unclipped = [check.unclipped for check in checks if check.unclipped is not None]
-    result = LocalResult(
-        usable=tf.reduce_all([check.result.usable for check in checks]),
-        max_abs=None if any(each is None for each in largest) else tf.reduce_max(largest),
-        complete=_complete_together([check.result for check in checks]),
+    found = Found(
+        usable=tf.reduce_all([found.usable for found in each]),
+        # If it is unknown for one group, the step computes it from the gradients of all.
+        max_abs=tf.reduce_max(largest) if len(largest) == len(checks) else None,
+        complete=None if all(found.complete is None for found in each) else tf.reduce_all(complete),
     )
-    return EarlierCheck(
-        result,
-        checked=[grad for check in checks for grad in check.checked],
-        of_micro_batches=all(check.of_micro_batches for check in checks),
-        overflow_counts=next((each for each in counts if each is not None), None),
-        unclipped=None if len(unclipped) < len(checks) else [grad for each in unclipped for grad in each],
+    return Checked(
+        found,
+        grads=[grad for check in checks for grad in check.grads],
+        # Otherwise the detector has not seen all gradients.
+        of_window=all(check.of_window for check in checks),
+        window_counts=next((check.window_counts for check in checks if check.window_counts is not None), None),
+        unclipped=[grad for group in unclipped for grad in group] if len(unclipped) == len(checks) else None,
     )
-
-
-def _complete_together(checks: Sequence[LocalResult]) -> tf.Tensor | None:
-    if all(check.complete is None for check in checks):
-        return None
-    return tf.reduce_all([check.usable if check.complete is None else check.complete for check in checks])
 
 
 def _counts_together(parts: Sequence[StepPart]) -> tf.Tensor | None:
-    if not any(part.is_of_window for part in parts):
-        return None
-    return tf.concat(list(map(_counts_of, parts)), axis=0)
+    return tf.concat(list(map(_counts_of, parts)), axis=0) if any(part.is_of_window for part in parts) else None
 
 
 def _counts_of(part: StepPart) -> tf.Tensor:
     num_variables = len(part.adapter.variables)
-    counts = None if part.earlier is None else part.earlier.overflow_counts
+    counts = None if part.before is None else part.before.window_counts
     if counts is None:
         return tf.zeros([num_variables, len(KINDS)], tf.int64)
     if counts.shape[0] != num_variables:

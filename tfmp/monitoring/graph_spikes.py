@@ -24,7 +24,7 @@ class GraphSpikes:
     def __init__(self, manager: LossScaleManager) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         recorded = [record for record in norms_of_graph() if record.manager is manager]
-        stored = [record.norms.last.read() for record in recorded[-1:] if record.norms.last is not None]
+        stored = [record.norms.read_stored() for record in recorded[-1:] if record.norms.is_recorded]
         self._fetchable = [] if stored else [record for record in recorded if record.norm is not None]
         self._norms_of_runs: dict[frozenset[tf.Operation], list[tf.Tensor]] = {}
         all_norms = dict.fromkeys(record.norms for record in recorded)

@@ -20,10 +20,8 @@ from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.choice import update_of_unscaled
-from tfmp.core.step.facts import Facts
-from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.window import accumulate
+from tfmp.core.step.scaler import Facts, LossScaler
+from tfmp.core.step.step import accumulate, step_of, take
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.internals import initialize_with_session
 from tfmp.hosts.keras.which import loaded_keras2
@@ -238,9 +236,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         if self._accumulators.is_on:
             accumulator = self._accumulator(variables, facts.distribution)
-            step = accumulate(self._scaler, adapter, grads, facts, accumulator)
+            step = accumulate(adapter, grads, facts, accumulator)
         else:
-            step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
+            step = take(step_of(adapter, grads, facts))
         step = keep_workers_in_step(step, grads, global_step)
         # Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of.
         for keras in loaded_keras2():

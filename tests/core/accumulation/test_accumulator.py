@@ -165,13 +165,13 @@ def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> Non
             accumulator.overflows.assign_add([[0.0, 0.25, 0.0], *[[0.0] * 3] * 2])
             drained, known, _ = accumulator.drain(lambda counts: counts)
             _assert_means(drained, model)
-            complete = known.result.complete
-            assert (bool(known.result.usable), float(known.result.max_abs)) == (model.usable(), model.largest)
+            complete = known.found.complete
+            assert (bool(known.found.usable), float(known.found.max_abs)) == (model.usable(), model.largest)
             assert (complete is None) is (model.rule.overflow_drops == "window")
             assert complete is None or bool(complete) is (model.kept == model.tried)
             model.overflows[0, 1] += 1
-            assert known.overflow_counts.numpy().tolist() == model.overflows.tolist()
-            assert known.of_micro_batches
+            assert known.window_counts.numpy().tolist() == model.overflows.tolist()
+            assert known.of_window
             model.end()
             _assert_is(accumulator, model)
             with pytest.raises(RuntimeError, match=r"^the window is empty: add gradients first"):
@@ -204,7 +204,7 @@ def test_sum_that_overflows_though_no_micro_batch_did_is_infinite() -> None:
     for _ in range(2):
         accumulator.add([tf.constant(3e38)])
     (mean,), known, _ = accumulator.drain(lambda counts: counts)
-    assert (float(mean), bool(known.result.usable)) == (math.inf, True)
+    assert (float(mean), bool(known.found.usable)) == (math.inf, True)
 
 
 @pytest.mark.parametrize("follows", [True, False])

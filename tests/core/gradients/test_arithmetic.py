@@ -119,8 +119,9 @@ def test_functions_are_applied_to_the_parts_of_each_form() -> None:
 def test_gradients_are_told_apart_by_the_tensors_of_their_values() -> None:
     dense, slices = tf.constant(2.0), _slices()
     same_rows = tf.IndexedSlices(slices.values, tf.constant([1, 1]))
-    assert arithmetic.without([dense, None, same_rows], [slices, None]) == [dense]
-    (left,) = arithmetic.without([dense, None, slices], [dense])
+    assert arithmetic.without([dense, None, same_rows], [slices, None]) == [dense, None, None]
+    *others, left = arithmetic.without([dense, None, slices], [dense])
+    assert others == [None, None]
     assert left is slices
     assert arithmetic.without([dense, None, tf.constant(2.0)], [])[0] is dense
 

@@ -11,7 +11,8 @@ from recording_adapters import scaler_of, take_step
 import tfmp
 from tfmp.core import graph_search
 from tfmp.core.monitors import graph_records
-from tfmp.core.monitors.gradient_norm import GradientNorm
+from tfmp.core.overflow.found import Found
+from tfmp.core.step.norms import StepNorms
 from tfmp.core.step.scaler import LossScaler
 
 tf1 = tf.compat.v1
@@ -98,18 +99,21 @@ def test_losses_and_gradients_of_eager_code_are_not_recorded() -> None:
 
 
 def test_norm_is_nan_until_one_is_stored_and_in_no_checkpoint() -> None:
-    norm = GradientNorm()
-    assert np.isnan(norm.read())
+    norms = StepNorms(tfmp.FixedLossScaleManager(8))
+    norms.record()
+    assert np.isnan(norms.read())
     # Float32 could not hold it.
-    norm.store(tf.constant(1e300, tf.float64))
-    assert float(norm.read()) == 1e300
-    assert norm._trackable_children() == {}
+    norms.store(tf.constant(1e300, tf.float64), None, Found(tf.constant(True)))
+    assert float(norms.read()) == 1e300
+    assert norms._trackable_children() == {}
 
 
 @pytest.mark.graph
 def test_norm_in_a_graph_needs_no_initializer(session: tf1.Session) -> None:
-    norm = GradientNorm()
-    stored, read = norm.store(tf.constant(2.0, tf.float64)), norm.read()
+    norms = StepNorms(tfmp.FixedLossScaleManager(8))
+    norms.record()
+    stored = norms.store(tf.constant(2.0, tf.float64), None, Found(tf.constant(True)))
+    read = norms.read_stored()
     assert np.isnan(session.run(read))
     session.run(stored)
     assert session.run(read) == 2

@@ -25,11 +25,9 @@ from stand_in_horovod import run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
-from tfmp.core.overflow.results import EarlierCheck, LocalResult
-from tfmp.core.step.early_check import check_early
-from tfmp.core.step.facts import WantedNorm
-from tfmp.core.step.measured import Measured
-from tfmp.core.step.step_norms import StepNorms
+from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.step.norms import Measured, StepNorms, WantedNorm
+from tfmp.core.step.step import agree
 from tfmp.types import Gradient, Gradients
 
 tf1 = tf.compat.v1
@@ -109,14 +107,14 @@ def test_step_checks_only_gradients_that_changed(
 ) -> None:
     scaler, adapter = SCALERS["finite"](), RecordingAdapter(is_compiled=is_compiled)
     before = tf.constant(checked, tf.float16)
-    known = EarlierCheck(LocalResult(tf.constant(usable)), checked=[before])
+    known = Checked(Found(tf.constant(usable)), grads=[before])
     run(scaler, adapter, [before if grad is None else tf.constant(grad, tf.float16), None], known=known)
     assert (adapter.steps, len(adapter.applied)) == ([applied], int(applied))
     assert float(scaler.scale(tf.constant(1.0))) == (8 if applied else 4)
 
 
 @pytest.mark.parametrize(
-    ("grads", "overwritten", "of_micro_batches", "applied"),
+    ("grads", "overwritten", "of_window", "applied"),
     [
         ([1.0, 65504 / 8], [], False, False),
         ([1.0, 65504 / 8], [], True, True),
@@ -127,10 +125,10 @@ def test_step_checks_only_gradients_that_changed(
     ],
 )
 def test_detector_looks_at_gradients_that_were_scaled_and_not_looked_at_before(
-    grads: list[float], overwritten: list[int], of_micro_batches: bool, applied: bool
+    grads: list[float], overwritten: list[int], of_window: bool, applied: bool
 ) -> None:
     scaler, adapter = SCALERS["saturation"](), RecordingAdapter(overwritten=overwritten)
-    known = EarlierCheck(LocalResult(tf.constant(True)), of_micro_batches=of_micro_batches)
+    known = Checked(Found(tf.constant(True)), of_window=of_window)
     run(scaler, adapter, [tf.constant(grad) for grad in grads], known=known)
     assert adapter.steps == [applied]
 
@@ -155,29 +153,27 @@ def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, expected: li
 def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
     facts = {kind: make().facts() for kind, make in SCALERS.items()}
     grads, saturated, infinite = ([tf.constant(value), None] for value in (-3.0, 65504 / 8, math.inf))
-    found = check_early(grads, facts["finite"])
+    found = facts["finite"].check_early(grads)
     assert (bool(found.usable), found.max_abs) == (True, None)
-    found = check_early(grads, facts["largest magnitude"])
+    found = facts["largest magnitude"].check_early(grads)
     assert (bool(found.usable), float(found.max_abs)) == (True, 3)
-    assert not check_early(infinite, facts["finite"]).usable
-    assert not check_early(saturated, facts["saturation"]).usable
+    assert not facts["finite"].check_early(infinite).usable
+    assert not facts["saturation"].check_early(saturated).usable
     # The mean of checked micro-batches is checked for its finiteness alone.
     for mean, usable in [(saturated, True), (infinite, False), (grads, True)]:
-        assert bool(check_early(mean, facts["saturation"], of_micro_batches=True).usable) is usable
+        assert bool(facts["saturation"].check_early(mean, of_window=True).usable) is usable
     # Room is left for the sum over replicas.
     scaler = SCALERS["finite"]()
-    found = [check_early([tf.constant(3e38)], scaler.facts(each)).usable for each in (SingleProcess(), OfTwo())]
+    found = [scaler.facts(each).check_early([tf.constant(3e38)]).usable for each in (SingleProcess(), OfTwo())]
     assert list(map(bool, found)) == [True, False]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(("grad", "last"), [(1.0, [[2, 1, 0], [0, 0, 0]]), (math.inf, [[3, 1, 0], [0, 0, 0]])])
-def test_overflows_of_micro_batches_are_counted_in_any_step(
-    grad: float, last: list[list[int]], is_compiled: bool
-) -> None:
+def test_overflows_of_window_are_counted_in_any_step(grad: float, last: list[list[int]], is_compiled: bool) -> None:
     scaler, of_window = SCALERS["finite"](), tf.constant([[2, 1, 0], [0, 0, 0]], tf.int64)
-    adapter, check = RecordingAdapter(is_compiled=is_compiled), LocalResult(tf.constant(True), None, tf.constant(False))
-    known = EarlierCheck(check, of_micro_batches=True, overflow_counts=of_window)
+    adapter, check = RecordingAdapter(is_compiled=is_compiled), Found(tf.constant(True), None, tf.constant(False))
+    known = Checked(check, of_window=True, window_counts=of_window)
     run(scaler, adapter, [tf.constant(grad), None], known=known)
     (report,) = scaler.overflow_reports()
     assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (last, [1, 0])
@@ -201,8 +197,8 @@ def test_replicas_agree_on_what_each_found() -> None:
         run(scaler, adapter, [tf.constant(grad), None], are_scaled=are_scaled, distribution=Agreeing())
         assert (adapter.applied, adapter.steps) == ([], [False])
     assert asked == [(True, 3, [-3, None], names), (True, None, [16, None], names)]
-    earlier = EarlierCheck(LocalResult(tf.constant(True), tf.constant(5.0)))
-    result = SCALERS["largest magnitude"]().agree_early(earlier, Agreeing())
+    earlier = Checked(Found(tf.constant(True), tf.constant(5.0)))
+    result = agree(earlier.found, SCALERS["largest magnitude"](), Agreeing())
     assert asked[2:] == [(True, 5, [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
 
@@ -212,8 +208,8 @@ def test_result_moves_the_scale_also_if_it_is_no_step(is_step: bool | None, coun
     manager = halving()
     scaler = scaler_of(manager)
     for complete in (None, True, False):
-        found = LocalResult(tf.constant(True), complete=None if complete is None else tf.constant(complete))
-        result = scaler.agree_early(EarlierCheck(found), SingleProcess())
+        found = Found(tf.constant(True), complete=None if complete is None else tf.constant(complete))
+        result = agree(found, scaler, SingleProcess())
         assert (bool(result.applied), bool(result.finite)) == (True, complete is not False)
         assert (result.finite is result.applied) is (complete is None)
     scaler.advance(result, None if is_step is None else tf.constant(is_step))

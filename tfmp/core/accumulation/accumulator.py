@@ -10,9 +10,9 @@ from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_s
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
+from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
-from tfmp.core.overflow.gradient_check import GradientCheck
-from tfmp.core.overflow.results import EarlierCheck, LocalResult
+from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tracing import without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
@@ -226,7 +226,7 @@ class GradientAccumulator(tf.Module):
 
         # The counters are incremented last: in a graph, a run that fails before it has gradients, as at the end of the
         # input, must not count.
-        with tf.control_dependencies([conditional_update(check.all_finite(grads), grads, keep, drop)]):
+        with tf.control_dependencies([conditional_update(check.usable(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
     @without_autograph
@@ -284,7 +284,7 @@ class GradientAccumulator(tf.Module):
             self.tried_in_epoch.assign(next_in_epoch),
         )
 
-    def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], EarlierCheck, Done]:
+    def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], Checked, Done]:
         """Return this replica's part of the window's mean, what is known of it, and the op that empties the window.
 
         Args:
@@ -313,8 +313,8 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
         drops_window = self._settings.overflow_drops == "window"
-        found = LocalResult(complete if drops_window else kept > 0, largest, None if drops_window else complete)
-        return grads, EarlierCheck(found, of_micro_batches=True, overflow_counts=overflows), emptied
+        found = Found(complete if drops_window else kept > 0, largest, None if drops_window else complete)
+        return grads, Checked(found, of_window=True, window_counts=overflows), emptied
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
         self._recall_restored()

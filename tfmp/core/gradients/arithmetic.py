@@ -184,6 +184,6 @@ def values_of(grads: Gradients) -> list[tf.Tensor]:
 
 
 def without(grads: Gradients, others: Gradients) -> list[Gradient]:
-    """Return the gradients that are not None, and do not have their values in the same tensors as one of `others`."""
+    """Return the gradients, with None for those that have their values in the same tensors as one of `others`."""
     known = {id(values) for values in values_of(others)}
-    return [grad for grad in grads if grad is not None and id(values_of([grad])[0]) not in known]
+    return [None if grad is None or id(values_of([grad])[0]) in known else grad for grad in grads]

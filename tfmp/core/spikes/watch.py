@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.overflow.results import StepResult
+from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector, SpikeState
 from tfmp.core.storage.graph_registry import GraphList
 from tfmp.core.storage.state_variables import StateVariables
@@ -35,9 +35,9 @@ class Look(NamedTuple):
         """True if the step is skipped, unless it overflowed, in which case this says nothing; bool."""
         return self.detector.is_skipped(self.state, self.is_above)
 
-    def store(self, result: StepResult) -> Done:
+    def store(self, found: Found) -> Done:
         """Store the state after a step; called once for all replicas."""
-        after = self.detector.next_state(self.state, self.norm, result.usable, result.is_above, result.spike)
+        after = self.detector.next_state(self.state, self.norm, found.usable, found.is_above, found.spike)
         return self.stored.assign(after)
 
 

@@ -119,7 +119,7 @@ class StepProperties:
     @property
     def records_gradient_norm(self) -> bool:
         """Whether steps that are built now measure the norm of their gradients; see `record_gradient_norm`."""
-        return self._scaler.norms.last is not None
+        return self._scaler.norms.is_recorded
 
     def spike_reports(self) -> list[SpikeReport]:
         """Return what the last step was that was skipped as a spike.

@@ -12,9 +12,8 @@ from tfmp.core.adapters import OptimizerAdapter, names_of
 from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
-from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
-from tfmp.core.step.facts import Facts
-from tfmp.core.step.window import accumulate
+from tfmp.core.step.scaler import Facts
+from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
 from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.optimizers.keras.loops import LoopRecord
@@ -150,11 +149,9 @@ class MethodsOfKeras(LossScaleOptimizer):
     ) -> Done:
         accumulator = self._accumulator_of(adapter.variables)
         if accumulator is not None:
-            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
-            return accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
-        if are_scaled:
-            return self._scaler.step(update_of_scaled(adapter, grads, facts))
-        return self._scaler.step(update_of_unscaled(adapter, grads, facts))
+            unscaled = in_true_magnitude(adapter, grads, facts.loss_scale) if are_scaled else grads
+            return accumulate(adapter, unscaled, facts, accumulator)
+        return take(step_of(adapter, grads, facts, are_scaled=are_scaled))
 
 
 class OfInnerOptimizer:

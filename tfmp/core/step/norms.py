@@ -1,44 +1,70 @@
 """Measures the norms of steps for those who want to know them, and looks for spikes among them."""
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core.distribute import Distribution
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import global_norm
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.gradient_norm import GradientNorm
 from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
-from tfmp.core.overflow.results import StepResult
+from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.reports import SpikeRecord, SpikeReport
 from tfmp.core.spikes.watch import Look, SpikeWatch
-from tfmp.core.step.facts import WantedNorm
-from tfmp.core.step.measured import Measured
-from tfmp.core.step.update import Update
 from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.storage.graph_variables import in_graph_itself
-from tfmp.core.storage.state_variables import NotCheckpointed
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done, Gradients
 
 
-class StepNorm(NamedTuple):
-    """The norm of the gradients of a step."""
+class WantedNorm(enum.Enum):
+    """Whether somebody wants to know the norm of the gradients of a step."""
 
-    #: The norm, the same on all replicas; float64.
-    norm: tf.Tensor
-    #: How it compares with the bound of the spike detector; None if there is no detector.
-    look: Look | None
+    #: Nobody asks.
+    NO = enum.auto()
+    #: Somebody may fetch it from the graph that is being built, but not on all workers. So no worker may have to wait
+    #: for the others to compute it.
+    WITHOUT_EXCHANGE = enum.auto()
+    #: Each step computes it.
+    YES = enum.auto()
+
+
+class Measured(NamedTuple):
+    """The gradients whose norm is that of a step: the sum over all replicas, unscaled, before it is clipped."""
+
+    grads: Gradients
+    #: The number by which the gradients are still multiplied; None if they are in true magnitude.
+    loss_scale: tf.Tensor | None
+    #: True if they are the same on all replicas: summed over them, or averaged over Horovod's workers.
+    is_summed: bool
+
+    def norm(self, names: Sequence[str], distribution: Distribution, is_finite: tf.Tensor | None = None) -> tf.Tensor:
+        """Return the norm, a float64 scalar, the same on all replicas.
+
+        Errors show the `names` of the variables, if there is one for each gradient. `is_finite` is False if the norm is
+        known not to be finite.
+        """
+        grads = self.grads
+        if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
+            grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
+        if not self.is_summed:
+            is_named = len(names) == len(grads)
+            grads = distribution.sums(grads, names if is_named else [f"gradient {i}" for i in range(len(grads))])
+        norm = global_norm(list(map(arithmetic.added_up, grads)), is_finite=is_finite)
+        return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)
+
+
+class _LastNorm(NamedTuple):
+    gradient_norm: tf.Tensor
 
 
 class StepNorms(NotCheckpointed):
     """The norms of the steps of one optimizer or scaler, which tracks this module, so that steps can be exported.
-
-        method       what it does                                               result
-        measure      computes the norm of a step, if somebody wants to know     StepNorm or None
-        store        stores it, and lets the spike detector learn from it
-        read         returns the norm of the last step
 
     Examples:
         >>> import tfmp
@@ -57,61 +83,54 @@ class StepNorms(NotCheckpointed):
         self.spikes = None if spike_detector is None else SpikeWatch(spike_detector)
         #: What is known of the last spikes.
         self.spike_records = ByVariables(SpikeRecord)
-        #: The norm of the last step; None unless it is recorded.
-        self.last: GradientNorm | None = None
+        # The norm of the last step, NaN before the first one; None unless it is recorded.
+        self._last: StateVariables[_LastNorm] | None = None
         if self.spikes is not None:
             self.record()
 
     def record(self) -> None:
         """Let the steps that are built from now on store their norms."""
-        if self.last is None:
-            self.last = GradientNorm()
+        if self._last is None:
+            self._last = StateVariables(_LastNorm(np.float64(np.nan)), saved=False)
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the steps that are built now store their norms."""
+        return self._last is not None
 
     @property
     def wanted(self) -> WantedNorm:
         """Whether somebody wants to know the norm of the step that is being built."""
-        if self.last is not None:
+        if self.is_recorded:
             return WantedNorm.YES
         return WantedNorm.WITHOUT_EXCHANGE if in_graph_itself() else WantedNorm.NO
 
-    def measure(self, update: Update, is_usable: tf.Tensor) -> StepNorm | None:
-        """Return the norm of a step, which need not be right if it is not usable; None if nobody wants to know it."""
-        if update.measured is None:
-            return None
-        norm = update.measured.norm(update.adapter.names, update.distribution, is_usable)
-        look = None if self.spikes is None else self.spikes.look(update.adapter.optimizers, norm)
-        return StepNorm(norm, look)
+    def store(self, norm: tf.Tensor, look: Look | None, found: Found) -> Done:
+        """Store the norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas.
 
-    def store(self, step_norm: StepNorm, result: StepResult, update: Update) -> Done:
-        """Store the norm of a step, infinite or NaN if a gradient overflowed; called on each replica."""
-        norm, look = step_norm
+        The norm is float64. `look` is how it compares with the bound of the spike detector; None if there is none.
+        """
         # An overflow need not show in the norm: an accumulator leaves out the micro-batches that overflowed.
-        is_right = tf.logical_or(result.usable, tf.logical_not(tf.math.is_finite(norm)))
+        is_right = tf.logical_or(found.usable, tf.logical_not(tf.math.is_finite(norm)))
         shown = tf.where(is_right, norm, tf.constant(np.inf, norm.dtype))
-
-        def keep() -> Done:
-            return tf.group(*self._keep(shown, result.usable), *([] if look is None else [look.store(result)]))
-
-        return update.distribution.once(keep)
+        return tf.group(*self._keep(shown, found.usable), *([] if look is None else [look.store(found)]))
 
     def _keep(self, norm: tf.Tensor, of_step: tf.Tensor) -> list[Done]:
         """Store a norm, and let it be fetched from a graph with the step that computes `of_step`."""
         if not tf.executing_eagerly():
             record_norm(RecordedNorm(self._manager, self, norm, of_step.op))
-        return [] if self.last is None else [self.last.store(norm)]
+        return [] if self._last is None else [self._last.assign(_LastNorm(norm))]
 
-    def describe_spike(self, update: Update, look: Look, held: Gradients) -> Done:
-        """Store which gradients made a step a spike; called on each replica, if it was skipped as one."""
-        norms = update.distribution.maximum(update.norm_of_each(held), "norms_in_spike")
-        squares = tf.square(tf.math.divide_no_nan(norms, tf.reduce_max(norms)))
-        record = self.spike_records.of(update.adapter.names)
-        return update.distribution.once(lambda: record.store(squares / tf.reduce_sum(squares), look.norm, look.bound))
+    def describe_spike(self, look: Look, norm_of_each: tf.Tensor, names: Sequence[str]) -> Done:
+        """Store which gradients made a step a spike; called once for all replicas, if it was skipped as one."""
+        squares = tf.square(tf.math.divide_no_nan(norm_of_each, tf.reduce_max(norm_of_each)))
+        return self.spike_records.of(names).store(squares / tf.reduce_sum(squares), look.norm, look.bound)
 
-    def count(self, result: StepResult) -> list[Done]:
+    def count(self, found: Found) -> list[Done]:
         """Count a step if it was skipped as a spike, and no gradient of it overflowed; called once for all replicas."""
-        if self.spikes is None or result.spike is None:
+        if self.spikes is None or found.spike is None:
             return []
-        return [self.spikes.detector.count(tf.logical_and(result.usable, result.spike))]
+        return [self.spikes.detector.count(tf.logical_and(found.usable, found.spike))]
 
     def store_unchecked(self, grads: Gradients, distribution: Callable[[], Distribution]) -> Done:
         """Store the norm of gradients in true magnitude that are applied without a check, if somebody wants it."""
@@ -129,13 +148,17 @@ class StepNorms(NotCheckpointed):
         here = [recorded.norm for recorded in norms_of_graph() if recorded.norms is self and recorded.norm is not None]
         if here and not tf.compat.v1.get_default_graph().building_function:
             return here[-1]
-        if self.last is None:
+        return self.read_stored()
+
+    def read_stored(self) -> tf.Tensor:
+        """Return the norm that the last step stored."""
+        if self._last is None:
             # An AttributeError, so that `hasattr` and whatever looks at all attributes can handle it.
             raise AttributeError(
                 "the norm of the gradients is not recorded: call record_gradient_norm() before the first step is "
                 "built, or pass skip_spikes."
             )
-        return self.last.read()
+        return self._last.get("gradient_norm")
 
     def spike_reports(self) -> list[SpikeReport]:
         """Return one report for each list of variables with which a step can be skipped as a spike."""

@@ -1,0 +1,270 @@
+"""The path of a gradient through a step, the same for every host framework."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.distribute import Distribution
+from tfmp.core.gradients import arithmetic
+from tfmp.core.gradients.norms import large_norm_of_each
+from tfmp.core.gradients.unclipped import unclipped
+from tfmp.core.monitors.graph_records import RecordedGradients, record_gradients
+from tfmp.core.overflow.check import GradientCheck
+from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.spikes.watch import Look
+from tfmp.core.step.norms import Measured, WantedNorm
+from tfmp.core.step.scaler import Facts, LossScaler
+from tfmp.core.tracing import without_autograph
+from tfmp.types import Done, Gradient, Gradients
+
+
+class Step(NamedTuple):
+    """One step of an optimizer on one replica; `step_of` decides how it runs, and `take` takes it.
+
+    A strategy calls `apply`, `counts` and `norm_of_each` of the first replica's step for all replicas. So `hold`
+    returns the tensors that these use and that may differ between replicas, and they get them back as `held`.
+    """
+
+    adapter: OptimizerAdapter
+    #: The gradients that are checked and applied.
+    grads: Gradients
+    facts: Facts
+    #: The number by which the gradients are still multiplied; None if they are in true magnitude.
+    loss_scale: tf.Tensor | None
+    #: Unscales, clips and applies the gradients; None if the optimizer itself applies them.
+    program: Program | None
+    #: What is known of the gradients already: from `GradScaler.unscale`, or from the micro-batches of a window.
+    before: Checked | None
+    #: The gradients whose norm is that of the step; None if nobody asks for it.
+    measured: Measured | None
+
+    def check(self) -> Found:
+        """Check the values that must be finite before `apply`, on this replica."""
+        return self._gradient_check().find(self.grads, self.before, needs_max_abs=self.facts.needs_max_abs)
+
+    def _gradient_check(self) -> GradientCheck:
+        return self.facts.check(
+            1 if self.adapter.sums_first else self.facts.distribution.num_summed,
+            self.adapter.overwritten,
+            are_scaled=self.loss_scale is not None,
+            of_window=self.before is not None and self.before.of_window,
+        )
+
+    def measure(self, is_usable: tf.Tensor) -> tuple[tf.Tensor | None, Look | None]:
+        """Return the norm of the step, the same on all replicas, and how it compares with those of steps before it.
+
+        None stands for what nobody asks for. If the step `is_usable` nowhere, the norm need not be right.
+        """
+        if self.measured is None:
+            return None, None
+        norm, spikes = (
+            self.measured.norm(self.adapter.names, self.facts.distribution, is_usable),
+            self.facts.scaler.norms.spikes,
+        )
+        return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
+
+    def hold(self) -> list[Gradient]:
+        """Return the gradients, what the program measures of them, and what was counted in micro-batches."""
+        measures = [] if self.program is None else self.program.measure(self.grads, self._divisor)
+        return [*self.grads, *measures, *self._window_counts]
+
+    @property
+    def _divisor(self) -> tf.Tensor:
+        # In a program, dividing by 1 costs nothing.
+        return tf.ones([]) if self.loss_scale is None else self.loss_scale
+
+    @property
+    def _window_counts(self) -> list[tf.Tensor]:
+        return [] if self.before is None or self.before.window_counts is None else [self.before.window_counts]
+
+    def _grads(self, held: Gradients) -> Gradients:
+        return held[: len(self.grads)]
+
+    def apply(self, held: Gradients) -> Done:
+        """Apply the gradients."""
+        if self.program is None:
+            return self.adapter.apply(self._grads(held))
+        measures = held[len(self.grads) : len(held) - len(self._window_counts)]
+        return self.program.apply(self._grads(held), self._divisor, measures)
+
+    def counts(self, held: Gradients) -> tf.Tensor:
+        """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
+        return tf.add_n([self._gradient_check().counts(self._grads(held)), *self.window_counts(held)])
+
+    def window_counts(self, held: Gradients) -> Gradients:
+        """Return the numbers of values that overflowed in micro-batches; nothing if there are none."""
+        return held[len(held) - len(self._window_counts) :]
+
+    def norm_of_each(self, held: Gradients) -> tf.Tensor:
+        """Return the norm of each gradient, a float64 vector, if all are finite; perhaps scaled and clipped."""
+        return large_norm_of_each(self._grads(held))
+
+
+def step_of(
+    adapter: OptimizerAdapter,
+    grads: Gradients,
+    facts: Facts,
+    *,
+    are_scaled: bool = False,
+    before: Checked | None = None,
+) -> Step:
+    """Decide how a step with this replica's gradients runs; `before` is what is known of those in true magnitude.
+
+    Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
+    others are unscaled, and cast to the types of their variables. A compiled program applies them, or the optimizer.
+    """
+    program = adapter.program(grads) if are_scaled and facts.may_check_scaled else None
+    if program is not None:
+        reduced = adapter.reduce(grads)
+        measured = _measured(adapter, reduced, facts, facts.loss_scale)
+        return Step(adapter, reduced, facts, facts.loss_scale, program, None, measured)
+    if are_scaled:
+        grads = in_true_magnitude(adapter, grads, facts.loss_scale)
+    typed = adapter.typed(grads)
+    reduced = adapter.reduce(typed)
+    measured = _measured_before_clipping(adapter, grads, typed, reduced, facts, before)
+    return Step(adapter, reduced, facts, None, adapter.compiled_program(reduced), before, measured)
+
+
+def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
+    """Unscale the gradients of a scaled loss, except those that are the next values of their variables."""
+    unscaled = arithmetic.unscale(grads, loss_scale)
+    return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(unscaled)]
+
+
+def _measured_before_clipping(
+    adapter: OptimizerAdapter,
+    grads: Gradients,
+    typed: Gradients,
+    reduced: Gradients,
+    facts: Facts,
+    before: Checked | None,
+) -> Measured | None:
+    """Return the gradients before they were clipped, and cast to the types of their variables.
+
+    `typed` are those that were cast, and `reduced` those that were then summed or averaged over the replicas.
+    """
+    wanted = facts.scaler.norms.wanted
+    if wanted is WantedNorm.NO:
+        return None
+    whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
+    if not arithmetic.values_of(arithmetic.without(whole, typed)):
+        return _measured(adapter, reduced, facts)
+    if reduced is typed:
+        return _measured(adapter, whole, facts)
+    if wanted is WantedNorm.WITHOUT_EXCHANGE:
+        return None
+    # Horovod distinguishes tensors by their names. The same names can be used again when the first exchange is over.
+    with tf.control_dependencies(arithmetic.values_of(reduced)):
+        return _measured(adapter, adapter.reduce(whole), facts)
+
+
+def _measured(
+    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, loss_scale: tf.Tensor | None = None
+) -> Measured | None:
+    wanted, is_summed = facts.scaler.norms.wanted, adapter.sums_first or facts.distribution.num_summed == 1
+    if wanted is WantedNorm.NO or (wanted is WantedNorm.WITHOUT_EXCHANGE and not is_summed):
+        return None
+    next_values = adapter.overwritten if len(grads) == len(adapter.variables) else ()
+    return Measured([None if index in next_values else grad for index, grad in enumerate(grads)], loss_scale, is_summed)
+
+
+@without_autograph
+def take(step: Step) -> Done:
+    """Take a step, then adjust the loss scale by what it found."""
+    done, found = attempt(step)
+
+    def advance() -> Done:
+        on_step = step.adapter.on_step(found.applied)
+        return tf.group(step.facts.scaler.advance(found), *([] if on_step is None else [on_step]))
+
+    return tf.group(done, step.facts.distribution.once(advance))
+
+
+@without_autograph
+def attempt(step: Step) -> tuple[Done, Found]:
+    """Apply the gradients if they are usable on every replica; also return what was found, for `advance`."""
+    (scaler, distribution, _), names = step.facts, step.adapter.names
+    here, held = step.check(), step.hold()
+    norm, look = step.measure(here.usable)
+    found = agree(here, scaler, distribution, step, look)
+    done = [_apply_or_record(step, held, found, look)]
+    if norm is not None:
+        done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
+    record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.loss_scale))
+    if scaler.gradient_ranges is not None:
+        done.append(scaler.gradient_ranges._record(names, step.grads, step.loss_scale, distribution))
+    return tf.group(*done), found
+
+
+def agree(
+    found: Found, scaler: LossScaler, distribution: Distribution, step: Step | None = None, look: Look | None = None
+) -> Found:
+    """Combine what each replica found into one answer for all; without a step, before the user clips gradients."""
+    grads, names = ([], []) if step is None else (step.grads, step.adapter.names)
+    max_abs = found.max_abs if scaler.manager.needs_max_abs else None
+    if look is None:
+        usable, max_abs = distribution.agree(found.usable, max_abs, grads, names)
+        return found._replace(usable=usable, max_abs=max_abs)
+    # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
+    answers = tf.stack([found.usable, tf.logical_not(look.is_above), tf.logical_not(look.is_skipped)])
+    agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
+    usable, is_within, is_not_skipped = tf.unstack(agreed)
+    spike = tf.logical_and(usable, tf.logical_not(is_not_skipped))
+    return Found(usable, max_abs, found.complete, tf.logical_not(is_within), spike)
+
+
+def _apply_or_record(step: Step, held: Gradients, found: Found, look: Look | None) -> Done:
+    """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
+    (scaler, distribution, _), names = step.facts, step.adapter.names
+    # Made here, and not in a branch.
+    scaler.overflow_counts.of(names)
+
+    def record(counts: tf.Tensor) -> Done:
+        of_all = distribution.maximum(counts, "overflow_counts")
+        return distribution.once(lambda: scaler.store_overflows(names, of_all))
+
+    def and_of_window(done: Done, held: Gradients) -> Done:
+        return tf.group(done, *map(record, step.window_counts(held)))
+
+    def apply(held: Gradients) -> Done:
+        return and_of_window(step.apply(held), held)
+
+    def count(held: Gradients) -> Done:
+        return record(step.counts(held))
+
+    if look is None:
+        return distribution.conditional_update(found.applied, held, apply, count)
+
+    def describe(held: Gradients) -> Done:
+        norms = distribution.maximum(step.norm_of_each(held), "norms_in_spike")
+        return and_of_window(distribution.once(lambda: scaler.norms.describe_spike(look, norms, names)), held)
+
+    def skip(held: Gradients) -> Done:
+        return distribution.conditional_update(found.spike, held, describe, count)
+
+    return distribution.conditional_update(found.applied, held, apply, skip)
+
+
+@without_autograph
+def accumulate(adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumulator: GradientAccumulator) -> Done:
+    """Add the unscaled gradients of a micro-batch, and take a step with the mean when the window ends."""
+    added = accumulator.add_unscaled(grads, facts.loss_scale, keeps_max_abs=facts.needs_max_abs)
+    # All replicas add the same number of micro-batches, those that overflowed included, so this flag is the same on all
+    # of them without an exchange.
+    with tf.control_dependencies([added]):
+        is_full = accumulator.is_full
+
+    def end_window(_: Gradients) -> Done:
+        mean, before, emptied = drain(accumulator, facts.distribution)
+        return tf.group(take(step_of(adapter, mean, facts, before=before)), emptied)
+
+    return facts.distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
+
+
+@without_autograph
+def drain(accumulator: GradientAccumulator, distribution: Distribution) -> tuple[list[Gradient], Checked, Done]:
+    """Return this replica's part of the mean, the check of its micro-batches, and the op that empties the window."""
+    return accumulator.drain(lambda values: distribution.total(values, "micro_batches"))
