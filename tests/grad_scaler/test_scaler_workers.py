@@ -25,11 +25,9 @@ class _Workers(SingleProcess):
         self.averaged.append((numbers(grads), list(names), dtype))
         return [None if grad is None else grad / 2 for grad in grads]
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        self.agreed.append(bool(usable))
-        return super().agree(usable, max_abs, grads, names)
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        self.agreed.append(not answers[0])
+        return super().agree(answers, grads, names)
 
 
 def _training(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[Training, _Workers]:

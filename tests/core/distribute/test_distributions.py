@@ -24,7 +24,7 @@ from tfmp.core.distribute import (
     horovod_detection,
     on_replica,
 )
-from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
+from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
@@ -43,22 +43,6 @@ def _replicas(reduction: tf.distribute.CrossDeviceOps) -> tf.distribute.Mirrored
 # What replicas tell each other by sums.
 
 
-def test_tensors_of_many_shapes_are_summed_by_one_collective_and_one_as_it_is() -> None:
-    calls: list[tf.Tensor] = []
-
-    def doubled(values: tf.Tensor) -> tf.Tensor:
-        calls.append(values)
-        return values * 2
-
-    parts = [tf.constant(1.0), tf.zeros([0, 2]), tf.constant([[2.0, 3.0]]), tf.constant([4.0])]
-    sums = sum_together(doubled, parts)
-    assert [each.numpy().tolist() for each in sums] == [2, [], [[4, 6]], [8]]
-    assert [each.shape for each in sums] == [part.shape for part in parts]
-    assert [each.numpy().tolist() for each in calls] == [[1, 2, 3, 4]]
-    assert sum_together(doubled, parts[2:3])[0].numpy().tolist() == [[4, 6]]
-    assert calls[1] is parts[2]
-
-
 def test_sum_of_all_slots_holds_the_values_of_each_replica() -> None:
     values = [tf.constant([1.0, 2.0]), tf.constant([math.inf, -3.0])]
     slots = [in_slot(each, tf.constant(replica), 2) for replica, each in enumerate(values)]
@@ -69,13 +53,17 @@ def test_sum_of_all_slots_holds_the_values_of_each_replica() -> None:
 
 @in_eager_code_and_functions
 def test_variables_whose_gradients_differ_between_replicas_are_named(compiled: bool) -> None:
-    def check(counts: tf.Tensor) -> None:
-        alike_on_all(counts, 3, ["dense", "lacking", "sparse"])
+    rows = tf.IndexedSlices(tf.ones([1]), tf.constant([0]), tf.constant([1]))
+    dense = tf.ones([1])
+
+    def check(*replicas: Gradients) -> None:
+        largest = tf.reduce_max(tf.stack(list(map(forms_and_opposites, replicas))), axis=0)
+        alike_on_all(largest, ["dense", "lacking", "sparse"])
 
     check = tf.function(check) if compiled else check
-    check(tf.constant([[3.0, 0.0], [0.0, 0.0], [3.0, 3.0]]))
+    check([dense, None, rows], [dense, None, rows])
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        check(tf.constant([[3.0, 0.0], [2.0, 0.0], [3.0, 1.0]]))
+        check([dense, dense, rows], [dense, None, dense])
     assert re.search(r"\bthe workers differ in whether .* or sparse:\W", raised.value.message)
     assert "lacking" in raised.value.message
     assert "sparse" in raised.value.message.replace("None, or sparse", "")
@@ -127,11 +115,11 @@ def test_replicas_agree_at_once(distribution: Mirrored, second: float | None, ba
     strategy = _replicas(reductions)
 
     def agree() -> tuple[tf.Tensor, tf.Tensor]:
-        usable = tf.not_equal(_replica(), -1 if bad_replica is None else bad_replica)
-        max_abs = None if second is None else tf.where(tf.equal(_replica(), 1), second, 2.0)
-        applied, largest = distribution.agree(usable, max_abs, [tf.constant(1.0), None], ["kernel", "bias"])
-        assert (largest is None) is (second is None)
-        return applied, tf.zeros([]) if largest is None else largest
+        unusable = tf.equal(_replica(), -1 if bad_replica is None else bad_replica)
+        max_abs = [] if second is None else [tf.where(tf.equal(_replica(), 1), second, 2.0)]
+        agreed, *largest = distribution.agree([unusable, *max_abs], [tf.constant(1.0), None], ["kernel", "bias"])
+        assert len(largest) == len(max_abs)
+        return tf.logical_not(agreed), largest[0] if largest else tf.zeros([])
 
     # As in the optimizers: AutoGraph does not convert what tfmp builds.
     @tf.function(autograph=False)
@@ -149,7 +137,7 @@ def test_replicas_agree_at_once(distribution: Mirrored, second: float | None, ba
 def test_workers_that_lack_a_gradient_are_named(two_replicas: tf.distribute.MirroredStrategy) -> None:
     def agree() -> tf.Tensor:
         grads = [tf.constant(1.0), tf.constant(1.0) if _replica() == 0 else None]
-        return MirroredWorkers().agree(tf.constant(True), None, grads, ["kernel", "bias"])[0]
+        return MirroredWorkers().agree([tf.constant(False)], grads, ["kernel", "bias"])[0]
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)the workers differ.*bias"):
         two_replicas.run(agree)
@@ -187,7 +175,7 @@ class _Processes:
     It sends by ops that are not marked as stateful, as Horovod's are not, and counts how often each of them runs.
 
     Args:
-        alike: Whether the other process sends the same values; zeros otherwise.
+        alike: Whether the other process sends the same values; otherwise it has no gradients, and sends zeros.
     """
 
     Sum = "sum"
@@ -206,6 +194,9 @@ class _Processes:
     def allreduce(self, values: tf.Tensor, op: Any, name: str) -> tf.Tensor:
         assert op == self.Sum
         values = self._send(values, name)
+        if name == "forms_of_gradients" and not self._others:
+            # In its own row, the other process says that it has the opposite of each form.
+            return tf.stack([values[0], tf.stack([tf.zeros_like(values[0][0]), tf.ones_like(values[0][0])])])
         return values + values * self._others
 
     def allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
@@ -246,9 +237,9 @@ def test_mean_travels_in_the_type_that_is_asked_for(dtype: tf.DType | None) -> N
 @pytest.mark.parametrize("usable", [True, False])
 @pytest.mark.parametrize("max_abs", [None, 3.0])
 def test_processes_agree_by_one_collective(usable: bool, max_abs: float | None) -> None:
-    processes, given = _Processes(alike=False), None if max_abs is None else tf.constant(max_abs)
-    applied, largest = Horovod(processes).agree(tf.constant(usable), given, [], [])
-    assert (bool(applied), largest) == (usable, max_abs)
+    processes, given = _Processes(alike=False), [] if max_abs is None else [tf.constant(max_abs)]
+    unusable, *largest = Horovod(processes).agree([tf.constant(not usable), *given], [], [])
+    assert (bool(unusable), [float(each) for each in largest]) == (not usable, [max_abs] * len(given))
     assert processes.sent == [("step_result", tf.float32)]
 
 

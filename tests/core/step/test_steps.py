@@ -184,11 +184,9 @@ def test_overflows_of_window_are_counted_in_any_step(grad: float, last: list[lis
 
 def test_replicas_agree_on_what_each_found() -> None:
     class Agreeing(SingleProcess):
-        def agree(
-            self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-        ) -> tuple[tf.Tensor, tf.Tensor | None]:
-            asked.append((bool(usable), None if max_abs is None else float(max_abs), numbers(grads), list(names)))
-            return tf.constant(False), max_abs
+        def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+            asked.append((numbers(answers), numbers(grads), list(names)))
+            return [tf.constant(True), *answers[1:]]
 
     asked: list[Any] = []
     names = ["kernel", "bias"]
@@ -196,10 +194,10 @@ def test_replicas_agree_on_what_each_found() -> None:
         scaler, adapter = SCALERS[kind](), RecordingAdapter()
         run(scaler, adapter, [tf.constant(grad), None], are_scaled=are_scaled, distribution=Agreeing())
         assert (adapter.applied, adapter.steps) == ([], [False])
-    assert asked == [(True, 3, [-3, None], names), (True, None, [16, None], names)]
+    assert asked == [([False, 3], [-3, None], names), ([False], [16, None], names)]
     earlier = Checked(Found(tf.constant(True), tf.constant(5.0)))
     result = agree(earlier.found, SCALERS["largest magnitude"](), Agreeing())
-    assert asked[2:] == [(True, 5, [], [])]
+    assert asked[2:] == [([False, 5], [], [])]
     assert (bool(result.applied), bool(result.finite), float(result.max_abs)) == (False, False, 5)
 
 

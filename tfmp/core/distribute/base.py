@@ -24,16 +24,12 @@ class Distribution(Protocol):
         The gradients are sent in `dtype`; None means their own.
         """
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Combine the replicas' results of the check, by one collective, to values that are the same on each replica.
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the largest of each answer over the replicas, the same on each replica, by one collective.
 
-        `usable` tells whether this replica's gradients may be applied; it may be a vector of several such answers.
-        `max_abs` is their largest magnitude, a float32 scalar; None if it is not needed. All replicas must have a
-        gradient for the same variables; `names` are those of the variables, for errors. The first result is True where
-        the answer of every replica is. The second is the largest magnitude on any replica, or None if it is not needed;
-        it may be infinite or NaN if some gradients are not finite.
+        An answer is a boolean scalar, which becomes True if it is on any replica, or a float32 scalar, which may be
+        infinite or NaN. All replicas must have a gradient for the same variables; `names` are those of the variables,
+        for errors.
         """
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:

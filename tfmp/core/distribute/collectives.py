@@ -4,22 +4,20 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.types import Done
+from tfmp.core.gradients import arithmetic
+from tfmp.types import Done, Gradients
 
 
-def sum_together(total: Callable[[tf.Tensor], tf.Tensor], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sum this replica's tensors, in float32 with static shapes, over the replicas by one call of `total`.
+def largest_of_each(maximum: Callable[[tf.Tensor], tf.Tensor], answers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the largest of each boolean or float32 scalar over the replicas, by one call of `maximum` with a vector.
 
     Examples:
-        >>> sums = sum_together(lambda values: values * 2, [tf.constant(1.0), tf.constant([[2.0], [3.0]])])
-        >>> [each.numpy().tolist() for each in sums]
-        [2.0, [[4.0], [6.0]]]
+        >>> largest = largest_of_each(lambda values: values + 1, [tf.constant(False), tf.constant(3.0)])
+        >>> [each.numpy().item() for each in largest]
+        [True, 4.0]
     """
-    if len(parts) == 1:
-        return [total(parts[0])]
-    sizes = [part.shape.num_elements() for part in parts]
-    summed = tf.split(total(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)), sizes)
-    return [tf.reshape(each, part.shape) for each, part in zip(summed, parts, strict=True)]
+    largest = tf.unstack(maximum(tf.stack([tf.cast(answer, tf.float32) for answer in answers])))
+    return [tf.cast(each, answer.dtype) for each, answer in zip(largest, answers, strict=True)]
 
 
 def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Tensor:
@@ -36,12 +34,19 @@ def in_slot(values: tf.Tensor, replica: int | tf.Tensor, replicas: int) -> tf.Te
     return tf.where(is_own, values, tf.zeros([], values.dtype))
 
 
-def alike_on_all(counts: tf.Tensor, replicas: int, names: Sequence[str]) -> Done:
+def forms_and_opposites(grads: Gradients) -> tf.Tensor:
+    """Return 1 for each form that a gradient has, and for each that it has not: what `alike_on_all` compares."""
+    forms = arithmetic.forms(grads)
+    return tf.cast(tf.stack([forms, tf.logical_not(forms)]), tf.float32)
+
+
+def alike_on_all(largest: tf.Tensor, names: Sequence[str]) -> Done:
     """Raise an error unless the replicas have gradients of the same forms: the same are None, and the same are sparse.
 
-    `counts` is the sum of `arithmetic.forms` over the replicas, a float32 matrix. The error names the variables.
+    `largest` is the largest of `forms_and_opposites` over the replicas. The error names the variables.
     """
-    alike = tf.reduce_all(tf.logical_or(tf.equal(counts, 0), tf.equal(counts, replicas)), axis=1)
+    # Where two replicas differ, one has the form, and the other its opposite.
+    alike = tf.reduce_all(tf.equal(largest[0] * largest[1], 0), axis=1)
     differing = tf.boolean_mask(list(names), tf.logical_not(alike))
     return tf.debugging.Assert(
         tf.reduce_all(alike), ["the workers differ in whether the gradients of these are None, or sparse:", differing]

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
+from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
 from tfmp.core.distribute.single_process import SingleProcess
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Done, Gradient, Gradients
@@ -56,25 +56,17 @@ class Horovod(SingleProcess):
         Otherwise the first process would wait forever for the other. This check needs no values of gradients. In a
         graph it can therefore be finished before the gradients are computed.
         """
-        counts = self.total(tf.cast(arithmetic.forms(grads), tf.float32), "forms_of_gradients")
-        return alike_on_all(counts, self._horovod.size(), names)
+        return alike_on_all(self.maximum(forms_and_opposites(grads), "forms_of_gradients"), names)
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Combine the processes' results of the check; `mean` has already compared which gradients they have."""
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the largest of each answer; `mean` has already compared which gradients the processes have."""
         del grads, names
-        unusable = tf.cast(tf.logical_not(usable), tf.float32)
-        parts = [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
-        sums = sum_together(lambda values: self.total(values, "step_result"), parts)
-        return tf.equal(sums[0], 0), None if max_abs is None else tf.reduce_max(sums[1])
+        return largest_of_each(lambda values: self.maximum(values, "step_result"), answers)
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the largest over the processes."""
-        return tf.reduce_max(self.total(self._in_own_slot(values), name), axis=0)
-
-    def _in_own_slot(self, values: tf.Tensor) -> tf.Tensor:
-        return in_slot(values, self._horovod.rank(), self._horovod.size())
+        slots = in_slot(values, self._horovod.rank(), self._horovod.size())
+        return tf.reduce_max(self.total(slots, name), axis=0)
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the sum over the processes."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute.base import Returned
-from tfmp.core.distribute.collectives import alike_on_all, in_slot, sum_together
+from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
 from tfmp.core.gradients import arithmetic
 from tfmp.types import ApplyGradients, Done, Gradient, Gradients
 
@@ -40,20 +40,13 @@ class Mirrored:
             )
         return list(grads)
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Combine the replicas' results of the check.
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the largest of each answer over the replicas.
 
         Which gradients the replicas have is not compared: in one process all of them run the same code.
         """
         del grads, names
-        unusable, *largest = sum_together(self._total, self._result_parts(usable, max_abs))
-        return tf.equal(unusable, 0), tf.reduce_max(largest[0]) if largest else None
-
-    def _result_parts(self, usable: tf.Tensor, max_abs: tf.Tensor | None) -> list[tf.Tensor]:
-        unusable = tf.cast(tf.logical_not(usable), tf.float32)
-        return [unusable] if max_abs is None else [unusable, self._in_own_slot(max_abs)]
+        return largest_of_each(self._maximum, answers)
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
         """Return the sums of the gradients over the replicas."""
@@ -65,11 +58,12 @@ class Mirrored:
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the largest over the replicas."""
         del name
-        return tf.reduce_max(self._total(self._in_own_slot(values)), axis=0)
+        return self._maximum(values)
 
-    def _in_own_slot(self, values: tf.Tensor) -> tf.Tensor:
+    def _maximum(self, values: tf.Tensor) -> tf.Tensor:
         context = _replica_context()
-        return in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        slots = in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        return tf.reduce_max(self._total(slots), axis=0)
 
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the sum over the replicas."""
@@ -115,21 +109,21 @@ class MirroredWorkers(Mirrored):
     def __repr__(self) -> str:
         return "MirroredWorkers()"
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Combine the replicas' results of the check; raise an error if one has a gradient that another lacks."""
-        forms = tf.cast(arithmetic.forms(grads), tf.float32)
-        counts, unusable, *largest = sum_together(self._total, [forms, *self._result_parts(usable, max_abs)])
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
-            return tf.equal(unusable, 0), tf.reduce_max(largest[0]) if largest else None
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the largest of each answer; raise an error if a replica has a gradient that another lacks."""
+        forms = forms_and_opposites(grads)
+
+        def maximum(answers: tf.Tensor) -> tf.Tensor:
+            largest = self._maximum(tf.concat([answers, tf.reshape(forms, [-1])], axis=0))
+            of_answers, of_forms = tf.split(largest, [answers.shape[0], forms.shape.num_elements()])
+            with tf.control_dependencies([alike_on_all(tf.reshape(of_forms, forms.shape), names)]):
+                return tf.identity(of_answers)
+
+        return largest_of_each(maximum, answers)
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
         """Return the sums of the gradients over the replicas; raise an error if one has a gradient another lacks."""
-        counts = self._total(tf.cast(arithmetic.forms(grads), tf.float32))
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tf.control_dependencies([alike_on_all(counts, replicas, names)]):
+        with tf.control_dependencies([alike_on_all(self._maximum(forms_and_opposites(grads)), names)]):
             grads = [arithmetic.map_values(tf.identity, grad) for grad in grads]
         return super().sums(grads, names)
 

@@ -22,12 +22,10 @@ class SingleProcess:
         del names, dtype
         return list(grads)
 
-    def agree(
-        self, usable: tf.Tensor, max_abs: tf.Tensor | None, grads: Gradients, names: Sequence[str]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return the flag and the magnitude unchanged."""
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the answers unchanged."""
         del grads, names
-        return usable, max_abs
+        return list(answers)
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
         """Return the gradients unchanged."""

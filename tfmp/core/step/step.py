@@ -204,16 +204,18 @@ def agree(
 ) -> Found:
     """Combine what each replica found into one answer for all; without a step, before the user clips gradients."""
     grads, names = ([], []) if step is None else (step.grads, step.adapter.names)
-    max_abs = found.max_abs if scaler.manager.needs_max_abs else None
+    answers = [tf.logical_not(found.usable)]
+    if look is not None:
+        # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
+        answers += [look.is_above, look.is_skipped]
+    if scaler.manager.needs_max_abs:
+        answers.append(found.max_abs)
+    unusable, *rest = distribution.agree(answers, grads, names)
+    usable, max_abs = tf.logical_not(unusable), rest.pop() if scaler.manager.needs_max_abs else None
     if look is None:
-        usable, max_abs = distribution.agree(found.usable, max_abs, grads, names)
-        return found._replace(usable=usable, max_abs=max_abs)
-    # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
-    answers = tf.stack([found.usable, tf.logical_not(look.is_above), tf.logical_not(look.is_skipped)])
-    agreed, max_abs = distribution.agree(answers, max_abs, grads, names)
-    usable, is_within, is_not_skipped = tf.unstack(agreed)
-    spike = tf.logical_and(usable, tf.logical_not(is_not_skipped))
-    return Found(usable, max_abs, found.complete, tf.logical_not(is_within), spike)
+        return Found(usable, max_abs, found.complete)
+    is_above, is_skipped = rest
+    return Found(usable, max_abs, found.complete, is_above, tf.logical_and(usable, is_skipped))
 
 
 def _apply_or_record(step: Step, held: Gradients, found: Found, look: Look | None) -> Done:
