@@ -90,7 +90,7 @@ class _Counts(NamedTuple):
     def of(cls, scaler: StepProperties) -> "_Counts":
         partial = tf.constant(0, tf.int64)
         if isinstance(scaler, GradScaler):
-            partial = scaler._iteration.pending.get("partial_iterations")
+            partial = scaler._calls.findings.read().partial_iterations
         # A spike would be one again: the loss scale has not changed.
         skipped = scaler.skipped_steps - scaler.skipped_spikes
         return cls(tf.identity(scaler.applied_steps), skipped, tf.identity(partial))

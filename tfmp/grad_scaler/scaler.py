@@ -25,7 +25,7 @@ from tfmp.grad_scaler.arguments import (
     validated_pairs,
     validated_steps,
 )
-from tfmp.grad_scaler.iteration import Iteration
+from tfmp.grad_scaler.calls import Calls
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
@@ -165,7 +165,10 @@ class GradScaler(StepProperties, tf.Module):
         self._norms = self._scaler.norms
         self._losses = ScaledLosses()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
-        self._iteration = Iteration(self._scaler, needs_max_abs=manager.needs_max_abs, is_strict=self._enabled)
+        self._calls = Calls(
+            is_strict=self._enabled, needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None
+        )
+        self._findings = self._calls.findings
         self._overflow_detector, self._jit_compile = detector, jit_compile
 
     # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
@@ -335,9 +338,9 @@ class GradScaler(StepProperties, tf.Module):
         """
         settings.refuse_class("optimizer", optimizer)
         given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
-        self._iteration.calls.refuse_conditional("unscale")
+        self._calls.refuse_conditional("unscale")
         scaled = [] if isinstance(given, GradientAccumulator) else given
-        self._iteration.calls.validate_unscale(optimizer, None if given is not scaled else scaled)
+        self._calls.validate_unscale(optimizer, None if given is not scaled else scaled)
         emptied: Done = None
         if isinstance(given, GradientAccumulator):
             unscaled_grads, before, emptied = self._mean_of_window(given)
@@ -345,7 +348,7 @@ class GradScaler(StepProperties, tf.Module):
             unscaled_grads, before = self._unscaled_grads(given)
         distribution = self._distribution()
         result = agree(before.found, self._scaler, distribution) if self._enabled else None
-        self._iteration.note_unscale(optimizer, before, result, emptied, distribution, scaled, unscaled_grads)
+        self._calls.note_unscale(optimizer, before, result, emptied, distribution, scaled, unscaled_grads)
         return unscaled_grads
 
     def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], Checked]:
@@ -433,7 +436,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        self._iteration.calls.refuse_conditional("step")
+        self._calls.refuse_conditional("step")
         pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
         optimizers = [optimizer for optimizer, _ in pairs]
         if len(set(map(id, optimizers))) < len(optimizers):
@@ -451,7 +454,7 @@ class GradScaler(StepProperties, tf.Module):
         done = [part.apply_unchecked() for part in parts]
         unclipped = [grad for part in parts for grad in part.unclipped]
         stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
-        return self._iteration.note_steps(optimizers, None, [*done, stored], distribution)
+        return self._calls.note_steps(optimizers, None, [*done, stored], distribution)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
@@ -482,10 +485,12 @@ class GradScaler(StepProperties, tf.Module):
             256.0
         """
         if not self._enabled:
-            return self._iteration.end_unchecked()
+            ops = list(self._calls.ops())
+            self._calls.forget()
+            return tf.group(*ops)
         if new_scale is None:
-            return self._iteration.end(self._scaler.advance)
-        return self._iteration.end(lambda result, is_step: self._set(new_scale, result, is_step), sets_scale=True)
+            return self._calls.end(self._scaler.advance)
+        return self._calls.end(lambda result, is_step: self._set(new_scale, result, is_step), sets_scale=True)
 
     def abandon(self) -> tf.Operation:
         """Give up an iteration that was ended by an exception.
@@ -515,7 +520,7 @@ class GradScaler(StepProperties, tf.Module):
             >>> float(w), int(scaler.attempted_steps)
             (0.5, 1)
         """
-        return self._iteration.give_up(self._scaler.advance)
+        return self._calls.give_up(self._scaler.advance)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
@@ -577,7 +582,7 @@ class GradScaler(StepProperties, tf.Module):
             RuntimeError: An iteration is not finished; or the call is in a graph or in a `tf.function`.
         """
         refuse_in_graph("pickle or copy")
-        if self._iteration.has_begun:
+        if self._calls.have_begun:
             raise RuntimeError("a tfmp.GradScaler is pickled or copied between iterations: call update() before.")
         others = {
             "enabled": self._enabled,
@@ -615,7 +620,7 @@ class GradScaler(StepProperties, tf.Module):
         if self._enabled:
             lists.refuse_complex(passed, names_of(variables))
         adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
-        checks, scaled = self._iteration.calls.validate_step(optimizer, passed)
+        checks, scaled = self._calls.validate_step(optimizer, passed)
         grads = lists.of_tensors(passed)
         if not checks:
             if self._enabled:
@@ -627,7 +632,7 @@ class GradScaler(StepProperties, tf.Module):
         # The user has unscaled the other gradients.
         unscaled_rest, check_of_rest = self._unscaled_grads(rest)
         # The norm counts each gradient once.
-        is_known = [self._iteration.calls.got(optimizer, grad) for grad in passed]
+        is_known = [self._calls.got(optimizer, grad) for grad in passed]
         others = [None if is_counted else own for own, is_counted in zip(unscaled_rest, is_known, strict=True)]
         check_of_rest = check_of_rest._replace(unclipped=others)
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled_rest, scaled, strict=True)]
@@ -642,7 +647,7 @@ class GradScaler(StepProperties, tf.Module):
         own_steps = [part.apply_scaled(loss_scale, result.applied) for part in parts]
         optimizers = [part.adapter.optimizer for part in parts]
         kept = result if self._enabled else None
-        return self._iteration.note_steps(optimizers, kept, [done, *own_steps], distribution)
+        return self._calls.note_steps(optimizers, kept, [done, *own_steps], distribution)
 
     def _all_unscaled(self, parts: Sequence[StepPart], facts: Facts) -> Sequence[StepPart]:
         """Unscale and check the gradients of the other optimizers, if the user has unscaled those of one."""
