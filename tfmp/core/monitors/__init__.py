@@ -1,1 +1,1 @@
-"""What observes steps without changing them: ranges of gradients, records of graphs, a notice about bfloat16."""
+"""What observes steps without changing them: ranges of gradients, and records of graphs."""

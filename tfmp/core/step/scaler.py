@@ -1,5 +1,6 @@
 """What an optimizer or a GradScaler knows of its steps: the scale, what to check, what was counted and measured."""
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -9,8 +10,7 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.unclipped import keep_unclipped
-from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.bfloat16_notice import Bfloat16Notice
+from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
 from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.monitors.graph_records import overflow_counts_of_graph, record_loss, record_step
 from tfmp.core.overflow.check import GradientCheck
@@ -23,6 +23,8 @@ from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Done, Gradient, Gradients
+
+_logger = logging.getLogger("tfmp")
 
 
 class LossScaler:
@@ -61,7 +63,8 @@ class LossScaler:
         self.gradient_ranges: GradientRanges | None = None
         #: The norms of the gradients.
         self.norms = StepNorms(manager, spike_detector)
-        self._bfloat16_notice = Bfloat16Notice(manager)
+        is_one = isinstance(manager, FixedLossScaleManager) and manager.get_config()["loss_scale"] == 1
+        self._tells_of_bfloat16 = not is_one
 
     def distribution(self) -> Distribution:
         """Return how the replicas of the step that is being built act together."""
@@ -76,7 +79,13 @@ class LossScaler:
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss times the current scale, in float32 or float64."""
         record_loss(self.manager, loss)
-        self._bfloat16_notice.look_at(loss)
+        if self._tells_of_bfloat16 and getattr(loss, "dtype", None) == tf.bfloat16:
+            self._tells_of_bfloat16 = False
+            _logger.warning(
+                "the loss is in bfloat16, which has the range of float32: it needs no loss scaling. The training is "
+                "right as it is. To do without scaling and checks, use the optimizer inside the LossScaleOptimizer as "
+                "it is, or pass enabled=False to tfmp.GradScaler."
+            )
         return arithmetic.scale(loss, self.manager.get_loss_scale())
 
     @without_autograph
