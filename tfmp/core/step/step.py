@@ -59,10 +59,8 @@ class Step(NamedTuple):
         """
         if self.measured is None:
             return None, None
-        norm, spikes = (
-            self.measured.norm(self.adapter.names, self.facts.distribution, is_usable),
-            self.facts.scaler.norms.spikes,
-        )
+        norm = self.measured.norm(self.adapter.names, self.facts.distribution, is_usable)
+        spikes = self.facts.scaler.norms.spikes
         return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
 
     def hold(self) -> list[Gradient]:
@@ -173,7 +171,7 @@ def _measured(
 
 @without_autograph
 def take(step: Step) -> Done:
-    """Take a step, then adjust the loss scale by what it found."""
+    """Take a step: check, agree, apply or record; then adjust the loss scale by what was found, and count the step."""
     done, found = attempt(step)
 
     def advance() -> Done:
