@@ -6,12 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.adapters import names_of
-from tfmp.core.gradients.exponents import exponent_counts
-from tfmp.core.monitors.gradient_ranges import GradientRanges
-from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.which import keras_of
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.model_runs import Precision
+from tfmp.ranges.exponents import exponent_counts
+from tfmp.ranges.gradient_ranges import GradientRanges, StepsWithRanges
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.ranges.history import RangeHistory, RangeRecording, histograms_by_name
 
@@ -40,7 +39,7 @@ class FitRanges:
         self.history = RangeHistory()
         self._gradient_ranges: GradientRanges | None = None
 
-    def begin(self, model: Any, opt: StepProperties) -> None:  # noqa: ANN401 - a model of any Keras
+    def begin(self, model: Any, opt: StepsWithRanges) -> None:  # noqa: ANN401 - a model of any Keras
         """Prepare a model for the `fit` that begins."""
         self._model, self._opt = model, opt
         gradient_ranges = opt.record_gradient_ranges()

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfmp.core.distribute.horovod import Horovod
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.exponents import exponent_counts
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
+from tfmp.ranges.exponents import exponent_counts
 from tfmp.ranges.history import RangeHistory, RangeRecording, histograms_by_name
 from tfmp.ranges.probes import probes_of_graph
 from tfmp.types import Gradient

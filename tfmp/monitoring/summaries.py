@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tfmp.core.gradients.exponents import LOWEST_EXPONENT
+from tfmp.ranges.exponents import LOWEST_EXPONENT
 from tfmp.ranges.histogram import RangeHistogram
 
 # These tell TensorBoard which of its plugins shows a tensor.

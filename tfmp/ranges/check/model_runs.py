@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, norms
-from tfmp.core.gradients.exponents import exponent_counts
+from tfmp.ranges.exponents import exponent_counts
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.types import Gradient
 

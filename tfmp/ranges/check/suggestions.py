@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 
 from tfmp.ranges.check.model_runs import Measured
-from tfmp.ranges.half_types import BFLOAT16, FLOAT16
-from tfmp.ranges.histogram import RangeHistogram
+from tfmp.ranges.histogram import BFLOAT16, FLOAT16, RangeHistogram
 from tfmp.ranges.report import LayerPrecision
 
 #: The powers of two between the largest gradient, scaled, and the largest number of float16.
