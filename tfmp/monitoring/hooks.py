@@ -12,7 +12,6 @@ from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.fetches import Fetched, GraphFetches
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.reporter import Reporter, StepValues
-from tfmp.monitoring.step_counting import lines_that_assign
 from tfmp.monitoring.stuck import OnStuck, StuckWatch, several_processes
 from tfmp.monitoring.summaries import GraphSummaries
 from tfmp.ranges.history import RangeHistory
@@ -40,7 +39,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     applied step; or the unscaled loss, which is fetched with the step, is infinite or NaN. If several processes train
     together, give the hook to each of them. A loss belongs to one process alone, so in that case a bad loss causes a
     warning but never ends the training. The hook also warns, once, when `global_step` goes up faster than steps are
-    applied, because the script increments it, too. The warning names the line of the script if the graph tells it.
+    applied, because the script increments it, too.
 
     Messages go to `logging.getLogger("tfmp")`. The hook sets the level of this logger to INFO unless the program has
     set a level, and adds a handler for standard error if no handler is set up.
@@ -214,11 +213,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             self._ahead = ahead
         elif ahead > self._ahead and not self._warned:
             self._warned = True
-            lines = lines_that_assign(tf.compat.v1.train.get_global_step())
             self._logger.warning(
-                "global_step went up by more than the applied steps: %s advances it too. A script that assigns "
-                "global_step + 1 itself must leave that to LossScaleOptimizer.",
-                f"{', '.join(lines)}, beside the optimizer," if lines else "something beside the optimizer",
+                "global_step went up by more than the applied steps: something beside the optimizer advances it too. A "
+                "script that assigns global_step + 1 itself must leave that to LossScaleOptimizer."
             )
 
 
