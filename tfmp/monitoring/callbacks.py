@@ -36,12 +36,11 @@ _logger = logging.getLogger("tfmp")
 class LossScaleCallback(keras.callbacks.Callback):
     """Adds `loss_scale`, `skipped_steps` and `gradient_norm` to the logs of `fit`, after each batch and each epoch.
 
-    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show these values in the same way
-    as they show the loss. `loss_scale` is the scale after the batch, `skipped_steps` is the total number of skipped
-    steps so far, and `gradient_norm` is the norm of the gradients of the last step, unscaled and before clipping. If
-    the optimizer has a `tfmp.SpikeDetector`, there is also `skipped_spikes`: how many of the skipped steps were skipped
-    as spikes. The callback moves itself to the front of the list of callbacks, so that those given to `fit`
-    before it see the values too. Validation, `evaluate` and `predict` are not changed.
+    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show these values as they show the
+    loss: the scale after the batch, the total number of skipped steps so far, and the norm of the gradients of the last
+    step, unscaled and before clipping. If the optimizer has a `tfmp.SpikeDetector`, there is also `skipped_spikes`: how
+    many of the skipped steps were skipped as spikes. The callback moves itself to the front of the list of callbacks,
+    so that those before it see the values too. Validation, `evaluate` and `predict` are not changed.
 
     Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report writes TensorBoard
     summaries, if `summary_dir` is given. After skipped steps it names the variables whose gradients overflowed at the
@@ -57,11 +56,8 @@ class LossScaleCallback(keras.callbacks.Callback):
 
     Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
     reads them only with `verbose=1`, or if another callback needs numbers; otherwise it shows them by epoch only. Its
-    progress bar, and that of Keras 3 before 3.11, shows the mean of each value over the epoch: use `verbose=2`, or
-    put `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])` behind this callback.
-
-    If the model's optimizer is not a `tfmp.LossScaleOptimizer` (and no `scaler` is given), the callback shows nothing
-    and warns once: a float16 model needs loss scaling, and for a float32 or bfloat16 model the callback has no use.
+    progress bar, and that of Keras 3 before 3.11, shows means over the epoch. If the model's optimizer is not a
+    `tfmp.LossScaleOptimizer` (and no `scaler` is given), the callback shows nothing and warns once.
 
     Args:
         every_n_steps: The number of batches between two reports of an epoch.
@@ -74,15 +70,13 @@ class LossScaleCallback(keras.callbacks.Callback):
             step.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients and weights;
             by default there are none. A recording counts the gradients of one step on the device; other steps only read
-            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the
-            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN
-            before the first recording, and in a progress bar that shows means until the next epoch. It also writes
-            these and TensorBoard histograms, whose horizontal axis is the exponent, to `summary_dir`. See the property
-            `ranges`.
+            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the
+            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits; NaN
+            before the first recording. It also writes these and TensorBoard histograms, whose horizontal axis is the
+            exponent, to `summary_dir`. See the property `ranges`.
         ranges_batch: Inputs and labels, as `fit` takes them. With them, each recording also runs this batch forward and
             backward, in the types and at the loss scale of the training, to count activations and their gradients. The
-            shares are then those of the gradients for weights and for activations together. The model must be compiled
-            with a loss.
+            shares are then those of all these gradients. The model must be compiled with a loss.
         gradient_norm: Whether the norm of the gradients is measured and shown. It costs little on a single replica, and
             with Keras 2, which sums gradients before the check; otherwise the replicas sum all gradients once more. If
             several processes train together, it is shown only if the optimizer's `record_gradient_norm` was called in
@@ -275,21 +269,12 @@ class LossScaleCallback(keras.callbacks.Callback):
         return False
 
 
-def _computes_in_float16(model: Any) -> bool:  # noqa: ANN401 - an object of any Keras
-    keras = keras_of(model, "layers.Layer")
-    return keras is not None and any(
-        compute_dtype(keras, layer) == "float16" for layer in called_layers_of(keras, model)
-    )
-
-
 def _put_in_front(callback: LossScaleCallback) -> None:
     """Move a callback to the front of the list of callbacks that Keras is calling, if that list can be found.
 
-    Without this, a `CSVLogger` in front of the callback would miss our values, because it takes its columns from the
-    first logs that it sees.
+    A `CSVLogger` in front of it would miss our values: it takes its columns from the first logs that it sees.
     """
-    # Keras gives a callback no access to the other callbacks. The list is therefore read from the call stack, where one
-    # of the frames is a method of Keras' `CallbackList`.
+    # Keras gives a callback no access to the others, but one frame of the call stack is a method of its `CallbackList`.
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -303,7 +288,10 @@ def _put_in_front(callback: LossScaleCallback) -> None:
 
 def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - an object of any Keras
     inner = getattr(opt, "inner_optimizer", None)
-    in_float16 = _computes_in_float16(model)
+    keras = keras_of(model, "layers.Layer")
+    in_float16 = keras is not None and any(
+        compute_dtype(keras, layer) == "float16" for layer in called_layers_of(keras, model)
+    )
     if inner is not None:
         found = "Keras' own LossScaleOptimizer, which tfmp does not watch"
     elif in_float16:

@@ -59,11 +59,10 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
             graph, for example by `compute_gradients`.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients, weights and
-            probes (`tfmp.ranges.probe`); by default there are none. A recording is fetched in the `session.run` call
-            that takes the step. It writes TensorBoard histograms, whose horizontal axis is the exponent, and the shares
-            of gradients that are 0, become 0 or lose bits in float16 at the present loss scale, to `summary_dir`. Under
-            Horovod the counts are those of all workers. If the hook reports on several managers, the steps of the first
-            one are recorded. See the property `ranges`.
+            probes (`tfmp.ranges.probe`), of all workers of Horovod; by default there are none. A recording is fetched
+            in the `session.run` call that takes the step. It writes TensorBoard histograms, whose horizontal axis is
+            the exponent, and the shares of gradients that are 0, become 0 or lose bits in float16 at the present loss
+            scale, to `summary_dir`. Of several managers, the steps of the first one are recorded. See `ranges`.
 
     Raises:
         TypeError: `manager` is not a manager and does not hold one.

@@ -201,21 +201,14 @@ def spike_sentence(report: SpikeReport, at_most: int = 3) -> str:
     """
     shares = np.asarray(report.shares)
     first, *others = np.argsort(-shares, kind="stable")[:at_most]
-    # In a model of many variables, even the largest share may be small.
-    named = [first, *(index for index in others if shares[index] >= _LEAST)]
-    largest = ", ".join(f"{report.names[index]} ({_in_percent(shares[index])})" for index in named)
+    # What is rounded to 0 % is left out. But in a model of many variables, even the largest share may be so small.
+    named = [first, *(index for index in others if shares[index] >= 0.005)]
+    percents = {index: f"{100 * shares[index]:.0f} %" if shares[index] >= 0.005 else "below 1 %" for index in named}
+    largest = ", ".join(f"{report.names[index]} ({percent})" for index, percent in percents.items())
     return (
         f"spike: gradient norm {report.norm:.4g} above the bound {report.bound:.4g}, from {largest}; "
         f"{report.spikes} skipped so far"
     )
-
-
-#: Smaller shares are rounded to 0 %.
-_LEAST = 0.005
-
-
-def _in_percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= _LEAST else "below 1 %"
 
 
 def _changed_sentence(max_consecutive_skips: int) -> str:
