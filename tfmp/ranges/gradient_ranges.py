@@ -73,18 +73,6 @@ class GradientRanges(NotCheckpointed):
     """The powers of two of the gradients of the last step that was recorded.
 
     A step is recorded if `request` was called before it. On other steps nothing is computed.
-
-    Examples:
-        >>> import tfmp
-        >>> w = tf.Variable([1.0, 2.0], name="w")
-        >>> opt = tfmp.LossScaleOptimizer(
-        ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
-        >>> ranges = opt.record_gradient_ranges()
-        >>> ranges.request()
-        >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, 0.25]), var_list=[w])
-        >>> recorded, = ranges.read()
-        >>> recorded.names, tfmp.ranges.RangeHistogram(recorded.counts[0])
-        (['w:0'], <RangeHistogram of 2 values, 2^-2..2^0>)
     """
 
     def __init__(self) -> None:
