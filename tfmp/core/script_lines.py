@@ -61,12 +61,6 @@ def with_library(line: str) -> str:
     return f"{line}, in {_qualified_name(frame)} ({_site_of(frame)})"
 
 
-def line_of_op(op: tf.Operation) -> str | None:
-    """Return the line of the user's script that made an op, or None if there is no such line."""
-    site = _innermost_of_user(_sites_of(op))
-    return None if site is None else str(site)
-
-
 def line_of_gradients(grads: Iterable[Any]) -> str:
     """Return the line of the user's script that made the first gradient.
 

@@ -14,7 +14,6 @@ from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, ge
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.properties import StepProperties
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import agree, attempt, drain
 from tfmp.core.tracing import without_autograph
@@ -29,6 +28,7 @@ from tfmp.grad_scaler.calls import Calls
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _SPIKES = "spike_detector"
 
 
-class GradScaler(StepProperties, tf.Module):
+class GradScaler(StepsWithRanges, tf.Module):
     """Loss scaling for hand-written training loops, with the methods of torch.amp.GradScaler.
 
     An iteration may have any number of losses and optimizers. The optimizers may be those of any Keras, those of

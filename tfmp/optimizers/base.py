@@ -10,10 +10,10 @@ from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.settings import not_default
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.step.properties import StepProperties
 from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
+from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ else:
     _OptimizerOfHost = object
 
 
-class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
+class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     """Wraps an optimizer: scales the loss, and skips each step in which a gradient overflowed.
 
     The wrapper is an optimizer of the same framework as the one inside it: around a `tf.compat.v1.train.Optimizer` it

@@ -192,8 +192,8 @@ def attempt(step: Step) -> tuple[Done, Found]:
     if norm is not None:
         done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
     record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.loss_scale))
-    if scaler.gradient_ranges is not None:
-        done.append(scaler.gradient_ranges._record(names, step.grads, step.loss_scale, distribution))
+    if scaler.monitor is not None:
+        done.append(scaler.monitor._record(names, step.grads, step.loss_scale, distribution))
     return tf.group(*done), found
 
 
