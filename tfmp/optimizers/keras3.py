@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import names_of, takes_float32_gradients
+from tfmp.core.adapters import names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -21,14 +21,7 @@ from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.internals import built_with
-from tfmp.optimizers.base import optimizer_of
-from tfmp.optimizers.keras.accumulation import variables_of_each_replica
-from tfmp.optimizers.keras.arguments import (
-    manager_of_keras,
-    refuse_other_arguments,
-    validate_inner_optimizer,
-    warn_of_methods_never_called,
-)
+from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
@@ -112,10 +105,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
-        inner_optimizer = optimizer_of(opt, inner_optimizer)
+        _refuse_other_backends()
+        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        _validate(inner_optimizer, accumulation)
-        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
+        _refuse_accumulating_twice(inner_optimizer, accumulation)
         _refuse_fixed(dynamic)
         compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
@@ -179,32 +172,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         return counted
 
-    def build(self, var_list: Iterable[keras.Variable]) -> None:
-        """Make the variables of the inner optimizer and those that accumulate gradients.
+    def _build_optimizers(self, variables: Sequence[keras.Variable]) -> None:
+        super()._build_optimizers(variables)
+        keras.optimizers.Optimizer.build(self, variables)
 
-        Args:
-            var_list: The variables to train.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-            ValueError: `accumulation_steps` is greater than 1, and the "gradient" of a variable is its next value, as
-                Keras has it for float8 scales.
-        """
-        var_list = lists.variables("var_list", var_list)
-        # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
-        keeps_float32 = takes_float32_gradients(self.inner_optimizer)
-        self._accumulation.build(var_list, self._add_buffer, keeps_float32=keeps_float32)
-        self.inner_optimizer.build(var_list)
-        keras.optimizers.Optimizer.build(self, var_list)
-        self._build_spike_detector()
-        self._scaler.prepare(names_of(var_list))
-
-    def get_config(self) -> dict[str, Any]:
-        """As in `tfmp.LossScaleOptimizer`."""
-        return {**super().get_config(), **self._own_settings()}
-
-    def _own_settings(self) -> dict[str, Any]:
-        return {"jit_compile": self._jit_compile}
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "jit_compile": self._jit_compile}
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
@@ -324,31 +297,26 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         with keras.name_scope(self.name):
             self.build(variables)
 
-    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        variable = self.add_variable(
-            shape=initial_value.shape,
-            dtype=initial_value.dtype.name,
-            # Keras' Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
-            # booleans.
-            initializer=lambda *_, **__: tf.constant(initial_value),
-            # Every replica computes the same state, so the value of any one will do.
-            aggregation="only_first_replica",
-            name=name,
-        )
-        return variable.value
-
-    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-        with variables_of_each_replica():
-            return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
+    def _add(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        initializer: str | Callable[..., tf.Tensor],
+        aggregation: str = "only_first_replica",
+    ) -> tf.Variable:
+        return self.add_variable(shape, initializer, dtype, aggregation=aggregation, name=name).value
 
 
-def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
+def _refuse_other_backends() -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"tfmp works with the TensorFlow backend of Keras, got {keras.backend.backend()!r}: set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
-    validate_inner_optimizer(keras, inner_optimizer)
+
+
+def _refuse_accumulating_twice(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
     own_steps = [
         steps for optimizer in _inner_optimizers(inner_optimizer) if (steps := optimizer.gradient_accumulation_steps)
     ]

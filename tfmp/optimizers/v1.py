@@ -1,42 +1,25 @@
 """The front-end for TF1 optimizers, in graphs, in Estimator, and in eager code with a callable loss."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core import lists, script_lines, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import names_of, takes_float32_gradients
+from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
-from tfmp.core.distribute.horovod_detection import (
-    called_by_horovods,
-    is_horovods,
-    refuse_unsupported_horovods,
-)
+from tfmp.core.distribute.horovod_detection import called_by_horovods
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
-from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.choice import update_of_unscaled
-from tfmp.core.step.facts import Facts
-from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.window import accumulate
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.internals import initialize_with_session
 from tfmp.hosts.keras.which import loaded_keras2
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
-from tfmp.optimizers.accumulators import Accumulators
-from tfmp.optimizers.base import (
-    LossScaleOptimizer,
-    optimizer_of,
-    refuse_wrapped,
-    settings_to_show,
-    state_in_graph,
-    validated_aggregation_dtype,
-)
+from tfmp.optimizers.base import LossScaleOptimizer, of_inner, optimizer_of, refuse_wrapped
 from tfmp.types import Gradient, Gradients, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -95,21 +78,18 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
         # Scripts read these two attributes, which tf.contrib's LossScaleOptimizer has by the same names.
         self._opt = opt
-        self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
         self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
-        self._is_distributed = settings.flag("is_distributed", is_distributed)
         # True after `compute_gradients` was called, or after the warning that it was not called.
         self._origin_known = False
-        refuse_unsupported_horovods(opt)
-        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
-        detector = validated_detector(overflow_detector)
-        self.spike_detector = validated_spike_detector(skip_spikes)
-        self._scaler = LossScaler(
-            self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype, self.spike_detector
-        )
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._accumulation_settings = accumulation
-        self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))
+        self._set_up(
+            manager_of_wrapper(loss_scale_manager),
+            is_distributed,
+            overflow_detector,
+            accumulation,
+            skip_spikes,
+            aggregation_dtype,
+        )
 
     @property
     def inner_optimizer(self) -> tf.compat.v1.train.Optimizer:
@@ -127,7 +107,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     scale_loss = get_scaled_loss = get_unscaled_gradients = apply = _absent_method_of_keras
 
     @property
-    def accumulation(self) -> Accumulators:
+    def accumulation(self) -> tf.Module:
         """The sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`.
 
         It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
@@ -140,7 +120,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             >>> checkpoint = tf.train.Checkpoint(
             ...     w=w, optimizer=inner, manager=manager, accumulation=opt.accumulation)
         """
-        return self._accumulators
+        return self._accumulators.saved
 
     def compute_gradients(
         self,
@@ -185,9 +165,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             grads = [arithmetic.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
         lists.refuse_complex(grads, names_of(variables))
-        if is_horovods(self._opt) or called_by_horovods(self):
-            # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
-            validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
+        if self._is_of_horovod:
+            # Horovod's optimizer averages the gradients itself.
+            self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
             names, distribution = names_of(variables), self._scaler.distribution()
             grads = self._scaler.worker_average.mean(grads, names, distribution)
@@ -227,47 +207,29 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
         name_scope = _scope_of_conditional()
         facts = self._scaler.facts()
+        averages = self._averages_when_applying() and not self._is_of_horovod
         adapter = TF1Adapter(
             self._opt,
             variables,
             {"name": name},
             counter=None if global_step is None else GlobalStepCounter(global_step, facts.distribution),
             name_scope=name_scope,
-            average=self._average_when_applying(variables, facts),
+            average=self._average_over_workers(variables, facts.distribution) if averages else None,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         if self._accumulators.is_on:
-            accumulator = self._accumulator(variables, facts.distribution)
-            step = accumulate(self._scaler, adapter, grads, facts, accumulator)
-        else:
-            step = self._scaler.step(update_of_unscaled(adapter, grads, facts))
+            _refuse_workers_in_graph(facts.distribution)
+        step = self._take_step(adapter, grads, facts)
         step = keep_workers_in_step(step, grads, global_step)
-        # Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of.
         for keras in loaded_keras2():
-            initialize_with_session(
-                keras, state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
-            )
+            initialize_with_session(keras, self._state_in_graph())
         _record_train_op(step)
         return step
 
-    def _average_when_applying(
-        self, variables: Sequence[tf.Variable], facts: Facts
-    ) -> Callable[[Gradients], Gradients] | None:
-        if not self._averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self):
-            return None
-        names, average = names_of(variables), self._scaler.worker_average
-        return lambda grads: average.mean(grads, names, facts.distribution, are_scaled=False)
-
-    def _accumulator(self, variables: Sequence[tf.Variable], distribution: Distribution) -> GradientAccumulator:
-        with tf.init_scope():
-            in_graph = not tf.executing_eagerly()
-        if in_graph and isinstance(distribution, MirroredWorkers):
-            raise NotImplementedError(
-                "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
-                "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
-                "accumulation_steps=1."
-            )
-        return self._accumulators.of(variables)
+    @property
+    def _is_of_horovod(self) -> bool:
+        # Horovod's optimizer is inside this one, or around it.
+        return super()._is_of_horovod or called_by_horovods(self)
 
     def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
@@ -296,35 +258,17 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             script_lines.with_library(line),
         )
 
-    def _settings_to_show(self) -> list[str]:
-        shown = {
-            "is_distributed": self._is_distributed,
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
             "sparse_as_dense": self._sparse_as_dense,
             "aggregation_dtype": self._aggregation_dtype and self._aggregation_dtype.name,
-            **self._accumulation_settings._asdict(),
         }
-        return settings_to_show(self._opt, shown)
 
-    def get_name(self) -> str:
-        """Return the name of the wrapped optimizer."""
-        return self._opt.get_name()
-
-    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
-        """Return a slot of the wrapped optimizer.
-
-        Args:
-            var: The variable that the slot belongs to.
-            name: The slot's name.
-        """
-        return self._opt.get_slot(var, name)
-
-    def get_slot_names(self) -> list[str]:
-        """Return the names of the wrapped optimizer's slots."""
-        return self._opt.get_slot_names()
-
-    def variables(self) -> list[tf.Variable]:
-        """Return the variables of the wrapped optimizer."""
-        return self._opt.variables()
+    get_name = of_inner("get_name")
+    get_slot = of_inner("get_slot")
+    get_slot_names = of_inner("get_slot_names")
+    variables = of_inner("variables")
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
         # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two
@@ -364,6 +308,18 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
                 f"{variable.name} is a reference variable, which control flow v2 cannot update conditionally: call "
                 "tf.compat.v1.disable_v2_behavior() at the top of the script, or make resource variables."
             )
+
+
+def _refuse_workers_in_graph(distribution: Distribution) -> None:
+    """Refuse to accumulate gradients under a strategy of several workers in a graph."""
+    with tf.init_scope():
+        in_graph = not tf.executing_eagerly()
+    if in_graph and isinstance(distribution, MirroredWorkers):
+        raise NotImplementedError(
+            "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
+            "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
+            "accumulation_steps=1."
+        )
 
 
 def _scope_of_conditional() -> str:

@@ -84,23 +84,16 @@ def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], d
 
 
 def parts_of_config(
-    keras: ModuleType,
-    config: Mapping[str, Any],
-    kinds: type | tuple[type, ...],
-    optimizers: Iterable[object],
-    custom_objects: Mapping[str, Any] | None,
+    keras: ModuleType, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None, *, legacy: bool
 ) -> dict[str, Any]:
-    """Return the arguments that a configuration of a front-end holds, with the objects that it describes.
-
-    Args:
-        keras: The package of the front-end.
-        config: The configuration, from a file or from `get_config`.
-        kinds: The base class of the optimizers that may be wrapped, or several.
-        optimizers: The classes of optimizers that older formats name without a module.
-        custom_objects: The user's classes, by their names.
-    """
+    """Return the arguments that a configuration of a front-end holds, with the objects that it describes."""
+    kinds: type | tuple[type, ...] = keras.optimizers.Optimizer
+    # Older formats name the classes without a module.
+    classes = vars(keras.optimizers.legacy if legacy else keras.optimizers).values()
+    if legacy:
+        kinds = (keras.optimizers.legacy.Optimizer, keras.optimizers.Optimizer)
     allowed: dict[str, tuple[type | tuple[type, ...], Iterable[object]]] = {
-        "inner_optimizer": (kinds, optimizers),
+        "inner_optimizer": (kinds, classes),
         "loss_scale_manager": (LossScaleManager, OWN_MANAGERS),
         "skip_spikes": (SpikeDetector, [SpikeDetector]),
     }

@@ -1,34 +1,23 @@
 """The base class of the front-ends for Keras 2, tf_keras and Keras 3, without their legacy optimizers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import lists, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.accumulation.settings import AccumulationSettings
-from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.scaler import LossScaler
-from tfmp.optimizers.base import settings_to_show
-from tfmp.optimizers.keras.accumulation import KerasAccumulation
-from tfmp.optimizers.keras.arguments import parts_of_config
+from tfmp.core import lists
+from tfmp.core.adapters import names_of
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
-from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.methods import MethodsOfKeras
 
 
 class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras):
     """The methods that are the same in the front-ends for all versions of Keras."""
 
-    #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
-    #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
-    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType(
+    _settings_of_every_optimizer = MappingProxyType(
         {
             **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency", "weight_decay")),
             "ema_momentum": 0.99,
@@ -43,43 +32,69 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
     add_variable: Callable[..., Any]
     variables: Any
 
-    def _set_up(
-        self,
-        manager: LossScaleManager,
-        is_distributed: bool,
-        overflow_detector: OverflowDetector | None,
-        accumulation: AccumulationSettings,
-        spike_detector: SpikeDetector | None,
-        aggregation_dtype: tf.DType | None = None,
-    ) -> None:
-        self._loss_scale_manager = manager
-        self._is_distributed = settings.flag("is_distributed", is_distributed)
-        detector = validated_detector(overflow_detector)
-        self.spike_detector = validated_spike_detector(spike_detector)
-        self._scaler = LossScaler(manager, detector, is_distributed, aggregation_dtype, self.spike_detector)
+    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        super()._set_up(*arguments)
         self._has_spike_state = False
-        self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
-        self._loop = LoopRecord()
         num_unused = len(self._own_variables())
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
         self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
 
-    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        raise NotImplementedError
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Make the variables of the inner optimizer and those that accumulate gradients.
 
-    def _build_spike_detector(self) -> None:
-        """Make the variables of the spike detector, if there is one and they are not made yet.
+        Args:
+            var_list: The variables to train.
 
-        They come after those that accumulate gradients, whose positions in checkpoints stay the same without a
-        detector.
+        Raises:
+            TypeError: `var_list` is not a list of variables.
+            ValueError: `accumulation_steps` is greater than 1, and the "gradient" of a variable is its next value, as
+                Keras has it for float8 scales.
         """
+        var_list = lists.variables("var_list", var_list)
+        # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
+        self._accumulators.build(var_list, self._add_buffer)
+        self._build_optimizers(var_list)
+        # Last, so that the positions of all others in checkpoints are the same without a detector.
         if self.spike_detector is not None and not self._has_spike_state:
             self.spike_detector.store_in(self._add_state_variable)
             self._has_spike_state = True
+        self._scaler.prepare(names_of(var_list))
+
+    def _build_optimizers(self, variables: Sequence[Any]) -> None:
+        self.inner_optimizer.build(variables)
+
+    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
+        # Keras 3's Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
+        # booleans.
+        return self._add(
+            name, initial_value.shape, initial_value.dtype.name, lambda *_, **__: tf.constant(initial_value)
+        )
+
+    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        """Make a variable of which each replica has its own copy; a checkpoint holds the copies' sum."""
+
+        def make(next_creator: Any, **settings: Any) -> tf.Variable:  # noqa: ANN401 - TensorFlow ships no types
+            settings["synchronization"] = tf.VariableSynchronization.ON_READ
+            settings["aggregation"] = tf.VariableAggregation.SUM
+            return next_creator(**settings)
+
+        with tf.variable_creator_scope(make):
+            return self._add(name, shape, dtype.name, "zeros", "sum")
+
+    def _add(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        initializer: str | Callable[..., tf.Tensor],
+        aggregation: str = "only_first_replica",
+    ) -> tf.Variable:
+        """Add a variable to the wrapper's own; by default one of which every replica computes the same value."""
+        raise NotImplementedError
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
@@ -139,40 +154,4 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
 
     def get_config(self) -> dict[str, Any]:
         """As in `tfmp.LossScaleOptimizer`."""
-        serialize = self._keras.saving.serialize_keras_object
-        return {
-            "name": self.name,
-            "inner_optimizer": serialize(self.inner_optimizer),
-            "loss_scale_manager": serialize(self._loss_scale_manager),
-            "is_distributed": self._is_distributed,
-            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
-            **self._accumulation.get_config(),
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LossScaleOptimizerKeras":
-        """As in `tfmp.LossScaleOptimizer`."""
-        optimizers = cls._keras.optimizers
-        parts = parts_of_config(cls._keras, config, optimizers.Optimizer, vars(optimizers).values(), custom_objects)
-        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
-        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
-        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
-        return type.__call__(cls, **used)
-
-    def _settings_to_show(self) -> list[str]:
-        shown = {
-            "is_distributed": self._is_distributed,
-            "skip_spikes": self.spike_detector,
-            **self._accumulation.get_config(),
-            **self._own_settings(),
-        }
-        return settings_to_show(self.inner_optimizer, shown)
-
-    def _own_settings(self) -> dict[str, Any]:
-        """Return the entries of `get_config` that only the front-end for this version of Keras has."""
-        raise NotImplementedError
-
-    def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
-        return self._accumulation.accumulator_of(variables)
+        return {"name": self.name, **super().get_config()}

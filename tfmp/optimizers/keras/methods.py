@@ -1,25 +1,21 @@
 """The methods that the wrappers of all optimizers of Keras have, the legacy ones too."""
 
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter, names_of
-from tfmp.core.distribute import Distribution
-from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
-from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
-from tfmp.core.step.window import accumulate
 from tfmp.core.tracing import without_autograph
-from tfmp.optimizers.base import LossScaleOptimizer
+from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
+from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer
 from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.takeover import continue_at
-from tfmp.types import Done, Gradient, Gradients, Loss
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 
 
 class MethodsOfKeras(LossScaleOptimizer):
@@ -27,8 +23,13 @@ class MethodsOfKeras(LossScaleOptimizer):
 
     #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
+    #: Whether these are the optimizers of `optimizers.legacy` there.
+    _is_legacy: ClassVar[bool] = False
     #: Whether `apply_gradients` unscales gradients unless the loop does, as in Keras 3.
     _unscales_by_default: ClassVar[bool] = False
+    #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
+    #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
+    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     _loop: LoopRecord
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -36,6 +37,17 @@ class MethodsOfKeras(LossScaleOptimizer):
         if hasattr(type(self), name):
             object.__getattribute__(self, name)
         raise AttributeError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no attribute {name!r}.")
+
+    def _optimizer_to_wrap(self, opt: Any, inner_optimizer: Any, others: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Return the optimizer by either name, after a check that it can be wrapped; `others` are refused."""
+        found = optimizer_of(opt, inner_optimizer)
+        validate_inner_optimizer(self._keras, found, legacy=self._is_legacy)
+        refuse_other_arguments(found, others, self._settings_of_every_optimizer)
+        return found
+
+    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        super()._set_up(*arguments)
+        self._loop = LoopRecord()
 
     @property
     def initial_scale(self) -> float:
@@ -102,37 +114,22 @@ class MethodsOfKeras(LossScaleOptimizer):
         self._loop.note_unscaled(grads, unscaled)
         return unscaled
 
+    def _unscaled(self, grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
+        """Return the result of `compute_gradients` for pairs of a scaled gradient and its variable."""
+        grads, variables = split(grads_and_vars)
+        unscaled = self.get_unscaled_gradients(grads)
+        self._loop.last_call = "compute_gradients"
+        return list(zip(unscaled, variables, strict=True))
+
     def _continue_at(self, loss_scale: float, good_steps: int) -> None:
         continue_at(self._loss_scale_manager, loss_scale, good_steps)
 
-    @property
-    def _is_of_horovod(self) -> bool:
-        """True if this optimizer contains Horovod's, or is of a subclass that Horovod made of its class."""
-        return is_horovods(self) or is_horovods(self.inner_optimizer)
-
-    def _averages(self) -> bool:
-        """Return whether gradients must still be averaged over Horovod's workers.
-
-        Horovod's optimizers average gradients where they compute them, and nowhere else.
-        """
-        return not (self._is_of_horovod and self._loop.last_call == "compute_gradients")
-
-    def _mean_over_workers(
-        self, grads: Gradients, variables: Sequence[tf.Variable], distribution: Distribution
-    ) -> list[Gradient]:
-        names = names_of(variables)
-        return self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
-
-    def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
-        """Return the accumulator for gradients of these variables, in their order; None if none are accumulated."""
-        raise NotImplementedError
-
     def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool) -> Done:
-        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        """Take a step with gradients that may be scaled, and remember that they were applied."""
         adapter.refuse_unknown_variables(grads)
         if not are_scaled:
             grads = self._all_unscaled(grads, facts.loss_scale)
-        done = self._apply_or_accumulate(adapter, lists.of_tensors(grads), facts, are_scaled=are_scaled)
+        done = self._take_step(adapter, lists.of_tensors(grads), facts, are_scaled=are_scaled)
         self._loop.note_applied()
         return done
 
@@ -145,50 +142,30 @@ class MethodsOfKeras(LossScaleOptimizer):
         own = self._scaler.unscale(rest, loss_scale)
         return [own[index] if is_scaled else grads[index] for index, is_scaled in enumerate(scaled)]
 
-    def _apply_or_accumulate(
-        self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool
-    ) -> Done:
-        accumulator = self._accumulator_of(adapter.variables)
-        if accumulator is not None:
-            in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
-            return accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
-        if are_scaled:
-            return self._scaler.step(update_of_scaled(adapter, grads, facts))
-        return self._scaler.step(update_of_unscaled(adapter, grads, facts))
+    def get_config(self) -> dict[str, Any]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        serialize = self._keras.saving.serialize_keras_object
+        return {
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "loss_scale_manager": serialize(self._loss_scale_manager),
+            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
+            **self._settings(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
+        """As in `tfmp.LossScaleOptimizer`."""
+        parts = parts_of_config(cls._keras, config, custom_objects, legacy=cls._is_legacy)
+        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
+        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
+        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
+        made: LossScaleOptimizer = type.__call__(cls, **used)
+        return made
 
 
-class OfInnerOptimizer:
-    """What the wrappers of Keras 2 have from the optimizer in them."""
-
-    _inner_optimizer: Any
-
-    @property
-    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
-        """The wrapped optimizer."""
-        return self._inner_optimizer
-
-    @property
-    def _optimizer(self) -> Any:  # noqa: ANN401 - of either package
-        # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
-        return self._inner_optimizer
-
-    @property
-    def iterations(self) -> tf.Variable:
-        """The inner optimizer's count of steps, which can be set, for example to the global step.
-
-        Skipped steps count only with `iterations_include_skipped_steps=True`.
-        """
-        return self.inner_optimizer.iterations
-
-    @iterations.setter
-    def iterations(self, variable: tf.Variable) -> None:
-        self.inner_optimizer.iterations = variable
-
-    @property
-    def learning_rate(self) -> Any:  # noqa: ANN401 - a variable, or of a legacy optimizer a number or a schedule
-        """The inner optimizer's learning rate, which can be set."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:  # noqa: ANN401
-        self.inner_optimizer.learning_rate = learning_rate
+def split(grads_and_vars: GradsAndVars) -> tuple[list[Gradient], list[Any]]:
+    """Return the gradients and the variables of pairs as two lists; complex gradients are refused."""
+    pairs = list(grads_and_vars)
+    grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+    lists.refuse_complex(grads, names_of(variables))
+    return grads, variables
