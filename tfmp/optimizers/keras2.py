@@ -13,6 +13,7 @@ from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
@@ -20,15 +21,13 @@ from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
-from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.base import LossScaleOptimizerKeras, OfAnyKeras, split
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
-from tfmp.optimizers.keras.methods import MethodsOfKeras, split
 from tfmp.optimizers.keras.takeover import manager_from_keras2
-from tfmp.optimizers.keras2_tape import ScalingTape
 from tfmp.types import Gradient, Gradients, Loss
 
 
-class OfKeras2(MethodsOfKeras):
+class OfKeras2(OfAnyKeras):
     """What the wrappers of Keras 2's optimizers have in common with those of its legacy optimizers."""
 
     _inner_optimizer: Any
@@ -176,7 +175,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         tape = tape or tf.GradientTape()
         if is_foreign(self.inner_optimizer.compute_gradients) and not is_horovods(self.inner_optimizer):
             self._loop.last_call = "compute_gradients"
-            own_tape = ScalingTape(tape, self._scaler.scale, self._scaler.unscale)
+            own_tape = _ScalingTape(tape, self._scaler)
             return list(self.inner_optimizer.compute_gradients(loss, var_list, tape=own_tape))
         with tape:
             scaled = self.get_scaled_loss(loss)
@@ -189,15 +188,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         """Sum gradients over the replicas of a strategy, and average them over Horovod's workers.
 
         `apply_gradients` does this by itself, unless it is called with `skip_gradients_aggregation=True`.
-
-        Args:
-            grads_and_vars: Pairs of a gradient and its variable.
-
-        Returns:
-            Pairs of the sum or mean of a gradient, and its variable.
-
-        Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs.
         """
         pairs = lists.pairs(grads_and_vars)
         own = lists.of_tensors(grad for grad, _ in pairs)
@@ -222,11 +212,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             grads_and_vars: Pairs of a gradient and its variable.
             name: The name scope of the inner optimizer's ops.
             skip_gradients_aggregation: Whether the gradients are already summed over the replicas.
-            experimental_aggregate_gradients: The older name of this argument, with the opposite value: False means
-                `skip_gradients_aggregation=True`.
-
-        Returns:
-            `iterations`.
+            experimental_aggregate_gradients: The older name of this argument, with the opposite value.
         """
         pairs = lists.pairs(grads_and_vars)
         if not pairs:
@@ -237,7 +223,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         with tf.init_scope():
             self.build(variables)
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         facts = self._scaler.facts()
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         adapter = Keras2Adapter(
@@ -249,7 +234,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             average=self._average_unless_done(variables, facts.distribution, is_reduced=is_reduced),
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
-        self._step(adapter, grads, facts, are_scaled=are_scaled)
+        self._step(adapter, grads, facts)
         return self.iterations
 
     def _may_unscale_late(self) -> bool:
@@ -269,6 +254,34 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
     ) -> tf.Variable:
         del aggregation
         return self.add_variable(shape, dtype, initializer, name)
+
+
+class _ScalingTape:
+    """Stands for a tape in a user's own `compute_gradients`: gradients of the scaled loss, in their true magnitude.
+
+    A method that clips gradients, or adds something to them, would do so in the wrong proportion if they were scaled.
+    """
+
+    def __init__(self, tape: tf.GradientTape, scaler: LossScaler) -> None:
+        self._tape = tape
+        self._scaler = scaler
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method of a tape
+        return getattr(self._tape, name)
+
+    def __enter__(self) -> "_ScalingTape":
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._tape.__exit__(*raised)
+
+    def gradient(self, target: tf.Tensor, sources: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a tape's
+        """Return the gradients of a loss in their true magnitude, in the structure of the sources."""
+        with self._tape:
+            scaled = self._scaler.scale(target)
+        grads = self._tape.gradient(scaled, sources, *args, **kwargs)
+        return tf.nest.pack_sequence_as(grads, self._scaler.unscale(tf.nest.flatten(grads)))
 
 
 def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import names_of
+from tfmp.core.adapters import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -25,7 +25,6 @@ from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_ne
 from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
-from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -35,6 +34,11 @@ register_own_classes(keras)
 
 #: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
 _VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
+
+
+#: The weights of Keras' float8 layers that tell how large the gradients of their outputs are. Keras has no other way to
+#: tell them from those for inputs and kernels, which the loss scale does not change.
+_FLOAT8_SIZES_OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
 
 
 class _StateInFiles(StateInFiles, keras.losses.Loss):
@@ -246,15 +250,24 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
         if self._loop.last_call == "get_unscaled_gradients":
-            refuse_divided_next_values(variables)
+            _refuse_divided_next_values(variables)
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
-        self._step(adapter, grads, facts, are_scaled=are_scaled)
-        float8_scales = scales_of_gradients(variables)
-        if float8_scales:
-            follow(float8_scales, before=facts.loss_scale, after=self.loss_scale)
+        self._step(adapter, grads, facts)
+        self._adjust_float8_scales(variables, before=facts.loss_scale)
+
+    def _adjust_float8_scales(self, variables: Iterable[keras.Variable], before: tf.Tensor) -> None:
+        """Change the weights of float8 layers that hold the size of scaled gradients as the loss scale has changed.
+
+        Keras learns the size from the gradients of two steps before: after the loss scale has doubled, gradients would
+        be cut off in two steps.
+        """
+        scales = [each for each in variables if is_overwritten(each) and each.name in _FLOAT8_SIZES_OF_GRADIENTS]
+        if scales:
+            ratio = tf.cast(self.loss_scale, tf.float32) / tf.cast(before, tf.float32)
+            for scale in scales:
+                scale.assign(scale * ratio)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
@@ -274,7 +287,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     def _load_from_keras(self, store: Mapping[str, np.ndarray]) -> None:
         saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
-        self._continue_at(saved["dynamic_scale"], saved["step_counter"])
+        continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
 
     @classmethod
     def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
@@ -333,6 +346,17 @@ def _refuse_fixed(dynamic: bool) -> None:
             "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
             "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
             "optimizer.)"
+        )
+
+
+def _refuse_divided_next_values(variables: Iterable[keras.Variable]) -> None:
+    """Raise `ValueError` if a variable is a scale of float8; for gradients that the user has unscaled."""
+    names = names_of(filter(is_overwritten, variables))
+    if names:
+        raise ValueError(
+            f"the gradients of {', '.join(names)} are the next values of these scales of float8, and "
+            "get_unscaled_gradients divided them by the loss scale: call scale_loss, and pass its gradients on as they "
+            "are. The inner optimizer can clip them."
         )
 
 

@@ -18,8 +18,8 @@ from tfmp.hosts.keras.internals import class_of_legacy_wrappers, initialize_with
 from tfmp.hosts.keras.legacy import LegacyAdapter
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, parts_of_config
+from tfmp.optimizers.keras.base import split
 from tfmp.optimizers.keras.files import register_own_classes
-from tfmp.optimizers.keras.methods import split
 from tfmp.optimizers.keras.takeover import ScaleOfKeras
 from tfmp.optimizers.keras2 import OfKeras2
 from tfmp.types import Gradient, Loss
@@ -85,7 +85,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
         in_checkpoints = {
             # Keras' own wrapper saves this. It is restored before the manager, whose own state then decides.
-            "loss_scale": ScaleOfKeras(manager, self._continue_at),
+            "loss_scale": ScaleOfKeras(manager),
             "loss_scale_manager": manager,
             "accumulation": self._accumulators.saved,
             "overflow_counts": self._scaler.overflow_counts,
@@ -200,7 +200,6 @@ class LossScaleOptimizerLegacy(OfKeras2):
             return self.iterations
         grads, variables = split(pairs)
         lists.refuse_all_none(grads, names_of(variables))
-        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         facts = self._scaler.facts()
         is_reduced = not experimental_aggregate_gradients
         adapter = LegacyAdapter(
@@ -212,7 +211,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
-        done = self._step(adapter, grads, facts, are_scaled=are_scaled)
+        done = self._step(adapter, grads, facts)
         initialize_with_session(self._keras, self._state_in_graph())
         return self.iterations if tf.executing_eagerly() else done
 

@@ -112,13 +112,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
         It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
         the graph, which a `Saver` saves with all others.
-
-        Examples:
-            >>> import tfmp
-            >>> w, inner, manager = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8)
-            >>> opt = tfmp.LossScaleOptimizer(inner, manager, accumulation_steps=4)
-            >>> checkpoint = tf.train.Checkpoint(
-            ...     w=w, optimizer=inner, manager=manager, accumulation=opt.accumulation)
         """
         return self._accumulators.saved
 
@@ -140,9 +133,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
             var_list: The variables, as a list, a nested structure or a single variable; by default all trainable ones.
-            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            aggregation_method: As there, a value of `tf.AggregationMethod`.
-            colocate_gradients_with_ops: As there.
+            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`, like the next two.
+            aggregation_method: A value of `tf.AggregationMethod`.
+            colocate_gradients_with_ops: See there.
             grad_loss: The gradient of the loss, of the loss's shape, that differentiation starts from; by default ones.
 
         Raises:
@@ -234,9 +227,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
-        That is so with `accumulation_steps`: they average once per window. A subclass for a script that accumulates
-        gradients by itself may override this method. Under a strategy nothing is averaged here: the wrapped optimizer
-        sums over the replicas when it applies.
+        With `accumulation_steps` they average once per window; under a strategy the wrapped optimizer sums. A subclass
+        for a script that accumulates gradients by itself may override this method.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
@@ -282,10 +274,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
 
 def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
-    """Return a nested structure of variables, or a single one, as a list.
-
-    TensorFlow accepts these forms in graphs only; tfmp also accepts them in eager code.
-    """
+    """Return a nested structure of variables, or a single one, as a list; eager TensorFlow accepts only that."""
     if var_list is None or callable(var_list):
         return var_list
     return tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
@@ -325,9 +314,8 @@ def _refuse_workers_in_graph(distribution: Distribution) -> None:
 def _scope_of_conditional() -> str:
     """Return the name scope of the conditional around the step, which is `cond` as in tf.contrib.
 
-    Variables that the wrapped optimizer makes get names below this scope, such as `cond/beta1_power`; old checkpoints
-    have these names. The optimizer must enter the scope by its full name: each branch of a conditional of control flow
-    v2 is a graph of its own, which does not inherit the scope.
+    Old checkpoints have variables of the wrapped optimizer below this scope, such as `cond/beta1_power`. The optimizer
+    must enter it by its full name: a branch of control flow v2 is a graph of its own, which does not inherit the scope.
     """
     return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 

@@ -129,10 +129,9 @@ def manager_of_keras(
 
 
 def _refuse_number(loss_scale_manager: object) -> None:
-    """Raise `TypeError` for what describes no manager here; a number least of all.
+    """Raise `TypeError` for what describes no manager here; a number would be understood in two ways.
 
-    The second argument of Keras 3's own wrapper is `initial_scale`, the first scale of a dynamic one. Around an
-    optimizer of TF1 a number is a fixed scale. So a number would be understood in two ways.
+    As second argument of Keras 3's own wrapper it is the first scale of a dynamic one, around TF1's a fixed scale.
     """
     if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
         return
