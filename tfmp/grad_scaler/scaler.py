@@ -19,6 +19,7 @@ from tfmp.core.step.properties import StepProperties
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.step.window import drain
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
 from tfmp.grad_scaler.arguments import (
     refuse_in_graph,
     validate_kwargs,
@@ -27,7 +28,6 @@ from tfmp.grad_scaler.arguments import (
     validated_steps,
 )
 from tfmp.grad_scaler.iteration import Iteration
-from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, update_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
@@ -35,6 +35,10 @@ from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NEVER_SCALED = (
+    "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
+    "not the loss itself."
+)
 #: The entry for the spike detector in what `state_dict` returns.
 _SPIKES = "spike_detector"
 
@@ -164,7 +168,7 @@ class GradScaler(StepProperties, tf.Module):
         # As attributes of this module these are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
-        self._losses = ScaledLosses()
+        self._watch = UnscaledLossWatch()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         self._iteration = Iteration(self._scaler, needs_max_abs=manager.needs_max_abs, is_strict=self._enabled)
         self._overflow_detector, self._jit_compile = detector, jit_compile
@@ -221,7 +225,7 @@ class GradScaler(StepProperties, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
-        self._losses.note_read()
+        self._watch.note()
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
@@ -284,9 +288,8 @@ class GradScaler(StepProperties, tf.Module):
             return losses
 
         def scale(loss: tf.Tensor) -> tf.Tensor:
-            scaled = self._scaler.scale(loss)
-            self._losses.note(scaled)
-            return scaled
+            self._watch.note()
+            return self._scaler.scale(loss)
 
         return tf.nest.map_structure(scale, list(losses) if isinstance(losses, Iterator) else losses)
 
@@ -357,7 +360,7 @@ class GradScaler(StepProperties, tf.Module):
         if not self._enabled:
             averaged = self._averaged(grads, distribution)
             return averaged, EarlierCheck(LocalResult(tf.constant(True)), unclipped=averaged)
-        self._losses.warn_if_not_scaled(grads)
+        self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
         facts = self._scaler.facts(distribution)
         unscaled_grads = self._scaler.unscale(self._averaged(grads, distribution), facts.loss_scale)
         result = check_early(unscaled_grads, facts)
@@ -618,7 +621,7 @@ class GradScaler(StepProperties, tf.Module):
         grads = lists.of_tensors(passed)
         if not checks:
             if self._enabled:
-                self._losses.warn_if_not_scaled(grads)
+                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
             return StepPart(adapter, self._averaged(grads, distribution), None)
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
         if all(grad is None for grad in rest):

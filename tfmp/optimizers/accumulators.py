@@ -19,20 +19,12 @@ _Made: TypeAlias = list[tuple[Sequence[Any], GradientAccumulator]]
 class Accumulators:
     """The accumulators of an optimizer that may take steps for several lists of variables, as in a GAN.
 
-    In a graph the accumulators' variables are global variables, which the script's initializer and `Saver` handle with
-    all others. Their names are `accumulation/sum_0`, `accumulation/kept` and so on, below the current name scope; those
-    for a second list of variables start with `accumulation_1`. In eager code, `saved` holds them in checkpoints.
+    In a graph their variables are global variables: `accumulation/sum_0`, `accumulation/kept` and so on, below the
+    current name scope; those for a second list of variables start with `accumulation_1`. In eager code, `saved` holds
+    them in checkpoints.
 
-    An optimizer of Keras calls `build` and has one accumulator, whose variables are its own. This object is nothing
-    that a checkpoint tracks: Keras 3 would save these variables a second time.
-
-    Examples:
-        >>> import tfmp
-        >>> from tfmp.core.accumulation.settings import accumulation_settings
-        >>> accumulators = Accumulators(accumulation_settings(4, "window", None), tfmp.NonFiniteDetector(), None)
-        >>> w, b = tf.Variable(1.0), tf.Variable(1.0)
-        >>> accumulators.of([w, b]) is accumulators.of([w, b]), accumulators.of([w]) is accumulators.of([b])
-        (True, False)
+    An optimizer of Keras calls `build` and has one accumulator, whose variables are its own. No checkpoint tracks this
+    object: Keras 3 would save these variables a second time.
     """
 
     def __init__(self, settings: AccumulationSettings, detector: OverflowDetector, optimizer: object) -> None:

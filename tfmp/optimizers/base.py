@@ -128,10 +128,8 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
-        """The variables of the wrapped optimizer and, for Keras, of the wrapper; a method for TF1, which returns them.
-
-        Around a legacy optimizer it is a method too, which returns the wrapped optimizer's variables alone.
-        """
+        """The variables of the wrapped optimizer; for Keras those of the wrapper too. A method for TF1, and around a
+        legacy optimizer a method for those of the wrapped optimizer alone."""
         name: Any
         """For Keras, but not for legacy optimizers: the name of the optimizer."""
         accumulation: Any

@@ -16,12 +16,12 @@ from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
-from tfmp.optimizers.keras.base import LossScaleOptimizerKeras, OfAnyKeras, split
+from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import manager_from_keras2
 from tfmp.types import Gradient, Gradients, Loss
@@ -95,8 +95,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
 
     * A skipped step does not change `iterations`, so learning rate schedules and bias corrections do not advance; with
       Keras' own wrapper they do, and here with `iterations_include_skipped_steps=True`.
-    * The argument `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each
-      variable.
+    * `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each variable.
     * `dynamic=False`, an argument of Keras' own wrapper, fixes the scale at `initial_scale`.
     * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
       optimizer has.
@@ -131,8 +130,6 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
-        self._jit_compile = validated_jit_compile(jit_compile)
-        self._compilers = UpdateCompilers(self._jit_compile)
         self._iterations_include_skipped_steps = settings.flag(
             "iterations_include_skipped_steps", iterations_include_skipped_steps
         )
@@ -141,7 +138,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         # so the constructor must get the inner optimizer's own values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
+        self._set_up(
+            jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype
+        )
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
 
     use_ema = of_inner("use_ema")
@@ -241,16 +240,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         # Horovod averages unscaled gradients. A dtype is for Horovod alone; without it, averaging raises an error.
         return running_horovod() is None and not self._is_of_horovod and self._aggregation_dtype is None
 
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "jit_compile": self._jit_compile}
-
     def _add(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: str,
-        initializer: str | Callable[..., tf.Tensor],
-        aggregation: str = "only_first_replica",
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
     ) -> tf.Variable:
         del aggregation
         return self.add_variable(shape, dtype, initializer, name)

@@ -2,12 +2,11 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
@@ -19,10 +18,11 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import built_with
+from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
-from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
@@ -30,10 +30,6 @@ from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 _logger = logging.getLogger("tfmp")
 
 register_own_classes(keras)
-
-
-#: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
-_VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
 
 
 #: The weights of Keras' float8 layers that tell how large the gradients of their outputs are. Keras has no other way to
@@ -64,9 +60,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     Examples:
         >>> import keras, tfmp
-        >>> w = keras.Variable([1.0, 2.0])
-        >>> manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager)
+        >>> w, opt = keras.Variable([1.0, 2.0]), tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024)
         >>> for factor in (1.0, float("inf")):
         ...     with tf.GradientTape() as tape:
         ...         loss = opt.scale_loss(tf.reduce_sum(w.value) * factor)
@@ -81,7 +75,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     _keras = keras
     _unscales_by_default = True
     _state_in_files = _StateInFiles
-    _saved_by_keras = len(_VARIABLES_OF_KERAS)
+    _saved_by_keras = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
     _settings_of_every_optimizer = MappingProxyType(
         {
             **LossScaleOptimizerKeras._settings_of_every_optimizer,
@@ -114,15 +108,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _refuse_accumulating_twice(inner_optimizer, accumulation)
         _refuse_fixed(dynamic)
-        compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
-        self._jit_compile = jit_compile
-        self._compilers = compilers
         self.inner_optimizer = inner_optimizer
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
+        self._set_up(jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes)
         warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
         # the constructor raises an error.
@@ -134,25 +125,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         # Before Keras 3.9 the parent class, Keras' own wrapper, has a count of its own.
         return self.inner_optimizer.iterations
 
-    @property
-    def optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
-
-        Raises:
-            AttributeError: The inner optimizer is not a `MultiOptimizer`.
-        """
-        optimizers: list[keras.optimizers.Optimizer] = self.inner_optimizer.optimizers
-        return optimizers
+    #: The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
+    optimizers = of_inner("optimizers")
 
     @property
     def dynamic_scale(self) -> keras.Variable | tf.Tensor:
         """As in Keras' own wrapper: the variable that holds the loss scale, whose `assign` sets the scale.
 
-        The next steps adjust the scale from there; a scale outside the manager's bounds is first brought within them.
-        If the manager's scale cannot be set, this is a tensor, as `loss_scale`.
-
-        Raises:
-            NotImplementedError: The attribute is set, and the manager's scale cannot be set.
+        The next steps adjust the scale from there, within the manager's bounds. If the manager's scale cannot be set,
+        this is a tensor, and setting the attribute raises a `NotImplementedError`.
         """
         holds = isinstance(self._loss_scale_manager, ExponentialUpdateLossScaleManager)
         return self._loss_scale_state.by_name()["loss_scale"] if holds else self.loss_scale
@@ -163,11 +144,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @property
     def step_counter(self) -> keras.Variable:
-        """As in Keras' own wrapper: the variable that counts the finite steps since the loss scale last changed.
-
-        Raises:
-            AttributeError: The manager does not count them.
-        """
+        """As in Keras' own wrapper: the variable that counts the finite steps since the scale changed, if one does."""
         counted = self._loss_scale_state.by_name().get("good_steps")
         if counted is None:
             raise AttributeError(
@@ -179,9 +156,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def _build_optimizers(self, variables: Sequence[keras.Variable]) -> None:
         super()._build_optimizers(variables)
         keras.optimizers.Optimizer.build(self, variables)
-
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "jit_compile": self._jit_compile}
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
@@ -285,10 +259,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """Not available: `stateless_apply` is for backends without variables. Call `apply`."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
-    def _load_from_keras(self, store: Mapping[str, np.ndarray]) -> None:
-        saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
-        continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
-
     @classmethod
     def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
         manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
@@ -311,12 +281,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             self.build(variables)
 
     def _add(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: str,
-        initializer: str | Callable[..., tf.Tensor],
-        aggregation: str = "only_first_replica",
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
     ) -> tf.Variable:
         return self.add_variable(shape, initializer, dtype, aggregation=aggregation, name=name).value
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,12 +22,12 @@ from tfmp.optimizers.keras.base import split
 from tfmp.optimizers.keras.files import register_own_classes
 from tfmp.optimizers.keras.takeover import ScaleOfKeras
 from tfmp.optimizers.keras2 import OfKeras2
-from tfmp.types import Gradient, Loss
+from tfmp.types import Gradient, GradsAndVars, Loss
 
+#: The variables to train, or a function that returns them.
+_VarList: TypeAlias = Any
 #: The methods by which classes of Keras decide what attributes an object has.
 _ATTRIBUTES = ("__getattribute__", "__setattr__", "__dir__")
-
-_GradsAndVars = Iterable[tuple[Gradient, tf.Variable]]
 
 
 class LossScaleOptimizerLegacy(OfKeras2):
@@ -137,11 +137,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         )
 
     def _compute_gradients(
-        self,
-        loss: Loss,
-        var_list: Any,  # noqa: ANN401 - variables, or a function that returns them
-        grad_loss: tf.Tensor | None = None,
-        tape: tf.GradientTape | None = None,
+        self, loss: Loss, var_list: _VarList, grad_loss: tf.Tensor | None = None, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
         tape = tape or tf.GradientTape()
         with tape:
@@ -149,10 +145,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         return self._unscaled(self.inner_optimizer._compute_gradients(scaled, var_list, grad_loss, tape=tape))
 
     def compute_gradients(
-        self,
-        loss: Loss,
-        var_list: Any,  # noqa: ANN401 - as of `minimize`
-        tape: tf.GradientTape | None = None,
+        self, loss: Loss, var_list: _VarList, tape: tf.GradientTape | None = None
     ) -> list[tuple[Gradient, tf.Variable]]:
         """As in `tfmp.LossScaleOptimizer`; legacy optimizers themselves have this method under a private name."""
         return self._compute_gradients(loss, var_list, tape=tape)
@@ -160,7 +153,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
     def minimize(
         self,
         loss: Loss,
-        var_list: Any,  # noqa: ANN401 - variables, or a function that returns them
+        var_list: _VarList,
         grad_loss: tf.Tensor | None = None,
         name: str | None = None,
         tape: tf.GradientTape | None = None,
@@ -177,7 +170,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
     @without_autograph
     def apply_gradients(
         self,
-        grads_and_vars: _GradsAndVars,
+        grads_and_vars: GradsAndVars,
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
         **kwargs: Any,  # noqa: ANN401 - of the inner optimizer

@@ -1,12 +1,11 @@
 """The front-end for TF1 optimizers, in graphs, in Estimator, and in eager code with a callable loss."""
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfmp.core import lists, script_lines, settings
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
 from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
@@ -16,15 +15,18 @@ from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
 from tfmp.hosts.keras.internals import initialize_with_session
 from tfmp.hosts.keras.which import loaded_keras2
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
 from tfmp.optimizers.base import LossScaleOptimizer, of_inner, optimizer_of, refuse_wrapped
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
-_logger = logging.getLogger("tfmp")
-
-_GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
+_NEVER_SCALED = (
+    "these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
+    "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in place of "
+    "tf.gradients(loss, variables) or a tape."
+)
 
 
 class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
@@ -79,8 +81,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # Scripts read these two attributes, which tf.contrib's LossScaleOptimizer has by the same names.
         self._opt = opt
         self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
-        # True after `compute_gradients` was called, or after the warning that it was not called.
-        self._origin_known = False
+        self._watch = UnscaledLossWatch()
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         self._set_up(
             manager_of_wrapper(loss_scale_manager),
@@ -142,7 +143,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
                 `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
         """
-        self._origin_known = True
+        self._watch.note()
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
             var_list=_flat(var_list),
@@ -168,7 +169,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     @without_autograph
     def apply_gradients(
-        self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
+        self, grads_and_vars: GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
         """As in `tfmp.LossScaleOptimizer`.
 
@@ -196,7 +197,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         variables = [variable for _, variable in pairs]
         grads = lists.of_tensors(grad for grad, _ in pairs)
         _validate(grads, variables, global_step)
-        self._warn_if_never_scaled(grads)
+        self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
         # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
         name_scope = _scope_of_conditional()
         facts = self._scaler.facts()
@@ -231,24 +232,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         for a script that accumulates gradients by itself may override this method.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
-
-    def _warn_if_never_scaled(self, grads: Gradients) -> None:
-        """Warn once if gradients do not come from `compute_gradients` of a wrapper: their loss was not scaled."""
-        if self._origin_known:
-            return
-        self._origin_known = True
-        op = script_lines.gradient_op(grads)
-        if (op is not None and script_lines.made_by_tfmp(op)) or script_lines.unscaled_by_hand(grads):
-            # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers. Or
-            # the script multiplies its loss by `manager.get_loss_scale()`, and divides the gradients by it.
-            return
-        line = script_lines.line_of_gradients(grads if op is None else op.outputs)
-        _logger.warning(
-            "%s: these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
-            "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in "
-            "place of tf.gradients(loss, variables) or a tape.",
-            script_lines.with_library(line),
-        )
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -13,11 +13,12 @@ from tfmp.core.adapters import OptimizerAdapter, names_of
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
 from tfmp.core.step.facts import Facts
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.loop_record import LoopRecord
+from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
 from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
-from tfmp.optimizers.keras.loops import LoopRecord
 from tfmp.optimizers.keras.takeover import continue_at
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 
@@ -29,6 +30,10 @@ def _unchangeable(read: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a proper
         raise settings.cannot_be_changed(read.__name__, value, "tfmp.LossScaleOptimizer")
 
     return property(read, refuse, doc=read.__doc__)
+
+
+#: Makes a value of a shape and dtype, or the name of what does.
+Initializer: TypeAlias = str | Callable[..., tf.Tensor]
 
 
 class OfAnyKeras(LossScaleOptimizer):
@@ -110,7 +115,6 @@ class OfAnyKeras(LossScaleOptimizer):
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """As in `tfmp.LossScaleOptimizer`."""
         grads = lists.gradients(grads)
-        self._loop.warn_if_never_scaled(grads)
         unscaled = self._scaler.unscale(lists.of_tensors(grads))
         self._loop.note_unscaled(grads, unscaled)
         return unscaled
@@ -188,7 +192,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     add_variable: Callable[..., Any]
     variables: Any
 
-    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+    def _set_up(self, jit_compile: JitCompile, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        self._jit_compile = validated_jit_compile(jit_compile)
+        self._compilers = UpdateCompilers(self._jit_compile)
         super()._set_up(*arguments)
         self._has_spike_state = False
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
@@ -225,9 +231,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         # Keras 3's Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
         # booleans.
-        return self._add(
-            name, initial_value.shape, initial_value.dtype.name, lambda *_, **__: tf.constant(initial_value)
-        )
+        value = lambda *_, **__: tf.constant(initial_value)  # noqa: E731 - an initializer of one line
+        # Every replica computes the same state, so the value of any one will do.
+        return self._add(name, initial_value.shape, initial_value.dtype.name, value, "only_first_replica")
 
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         """Make a variable of which each replica has its own copy; a checkpoint holds the copies' sum."""
@@ -241,14 +247,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
             return self._add(name, shape, dtype.name, "zeros", "sum")
 
     def _add(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: str,
-        initializer: str | Callable[..., tf.Tensor],
-        aggregation: str = "only_first_replica",
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
     ) -> tf.Variable:
-        """Add a variable to the wrapper's own; by default one of which every replica computes the same value."""
+        """Add a variable to the wrapper's own; of the two arguments, Keras 2 does not know `aggregation`."""
         raise NotImplementedError
 
     def exclude_from_weight_decay(
@@ -286,6 +287,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
             variables = inner_variables
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "jit_compile": self._jit_compile}
 
     def get_config(self) -> dict[str, Any]:
         """As in `tfmp.LossScaleOptimizer`."""
