@@ -24,7 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.optimizers.keras.takeover import values_of_keras
+from tfmp.core.managers import LossScaleManager
+from tfmp.optimizers.keras.takeover import ScaleOfKeras
 
 
 class CheckpointedAsInner:
@@ -32,8 +33,7 @@ class CheckpointedAsInner:
 
     # The first two come from the front-end, the third from TensorFlow.
     inner_optimizer: Any
-    #: Continues from the scale and the count of finite steps that Keras' own wrapper saved.
-    _continue_at: Callable[[float, int], None]
+    _loss_scale_manager: LossScaleManager
     _update_uid: int
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -69,10 +69,8 @@ class CheckpointedAsInner:
     @functools.cached_property
     def _scale_of_keras(self) -> dict[str, tf.Module]:
         # These are only restored: what the wrapper saves has other names.
-        scale, good_steps = values_of_keras(self._continue_at, lambda: tf.zeros([]), lambda: tf.zeros([], tf.int64))
-        of_keras2 = tf.Module()
-        of_keras2.current_loss_scale, of_keras2.good_steps = scale, good_steps
-        return {"loss_scale": of_keras2, "dynamic_scale": scale, "step_counter": good_steps}
+        scale = ScaleOfKeras(self._loss_scale_manager)
+        return {"loss_scale": scale, "dynamic_scale": scale.current_loss_scale, "step_counter": scale.good_steps}
 
 
 _VARIABLES = "_variables"
