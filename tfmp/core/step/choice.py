@@ -7,7 +7,7 @@ Gradients of a scaled loss:
 
 Gradients in true magnitude:
 
-* `ProgramUpdate`, if the optimizer has a compiled program for them.
+* `ProgramUpdate`, if the optimizer has a program for them.
 * `OptimizerUpdate`.
 
 If they are the mean of micro-batches, a `WindowUpdate` around it adds the overflows that were counted in these.
@@ -66,7 +66,7 @@ def _unscaled_update(
     reduced = adapter.reduce(typed)
     check = _gradient_check(adapter, facts, Scaling.UNSCALED, earlier)
     measured = _measured_of_unscaled(adapter, grads, typed, reduced, facts, earlier)
-    program = adapter.compiled_program(reduced)
+    program = adapter.program(reduced)
     if program is not None:
         return ProgramUpdate(adapter, program, reduced, facts.distribution, check, earlier, measured=measured)
     return OptimizerUpdate(adapter, reduced, facts.distribution, check, earlier, measured=measured)

@@ -26,16 +26,14 @@ class ProgramUpdate(CheckedUpdate):
         loss_scale: tf.Tensor | None = None,
         measured: Measured | None = None,
     ) -> None:
-        # In a program, dividing by 1 costs nothing.
-        divisor = tf.ones([]) if loss_scale is None else loss_scale
-        measures = program.measure(grads, divisor)
         super().__init__(
-            adapter, grads, distribution, check, earlier, loss_scale=loss_scale, measures=measures, measured=measured
+            adapter, grads, distribution, check, earlier, loss_scale=loss_scale, clips=program.clips, measured=measured
         )
         self._program = program
-        self._divisor = divisor
 
     def apply(self, held: Gradients) -> Done:
         """Run the program."""
-        grads, measures, _ = self._parts(held)
-        return self._program.apply(grads, self._divisor, measures)
+        grads, norm, _ = self._parts(held)
+        # In a program, dividing by 1 costs nothing.
+        divisor = tf.ones([]) if self.loss_scale is None else self.loss_scale
+        return self._program.run(grads, divisor, *(norm or [None]))

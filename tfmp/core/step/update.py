@@ -1,13 +1,12 @@
 """What a step does on one replica: which values must be finite, and what is done if they are and if they are not."""
 
 import abc
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
 from tfmp.core.distribute import Distribution
-from tfmp.core.gradients.norms import large_norm_of_each
+from tfmp.core.gradients.norms import global_norm, large_norm_of_each
 from tfmp.core.overflow.gradient_check import GradientCheck
 from tfmp.core.overflow.results import EarlierCheck, LocalResult
 from tfmp.core.step.measured import Measured
@@ -65,8 +64,8 @@ class Update(abc.ABC):
 class CheckedUpdate(Update):
     """A step for which this replica's own gradients must be finite.
 
-    `earlier` is the result of an earlier check of gradients on this replica, if there was one. `measures` are tensors
-    that `apply` uses besides the gradients.
+    `earlier` is the result of an earlier check of gradients on this replica, if there was one. `clips` is True if
+    `apply` uses the global norm besides the gradients.
     """
 
     def __init__(
@@ -78,22 +77,23 @@ class CheckedUpdate(Update):
         earlier: EarlierCheck | None = None,
         *,
         loss_scale: tf.Tensor | None = None,
-        measures: Sequence[tf.Tensor] = (),
+        clips: bool = False,
         measured: Measured | None = None,
     ) -> None:
         super().__init__(adapter, grads, distribution, loss_scale, measured)
         self._check = check
         self._earlier = earlier
-        self._measures = measures
+        self._clips = clips
 
     def check(self) -> tuple[LocalResult, list[Gradient]]:
         """Check the gradients; those that were checked before and did not change are not read again.
 
-        The replica holds the gradients, the measures, and what tells `counts` which gradients it must read.
+        The replica holds the gradients, perhaps their norm, and what tells `counts` which gradients it must read.
         """
         checked = self._check.checked_form(self.grads)
-        squares = self._check.squares(checked)
-        return self._check.of(checked, self._earlier), [*self.grads, *self._measures, *squares]
+        result = self._check.of(checked, self._earlier)
+        norm = [global_norm(self.grads, is_finite=result.usable)] if self._clips else []
+        return result, [*self.grads, *norm, *self._check.squares(checked)]
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed."""
@@ -105,8 +105,8 @@ class CheckedUpdate(Update):
         return large_norm_of_each(self._parts(held)[0])
 
     def _parts(self, held: Gradients) -> tuple[Gradients, Gradients, Gradients]:
-        measures, squares = len(self.grads), len(self.grads) + len(self._measures)
-        return held[:measures], held[measures:squares], held[squares:]
+        norm, squares = len(self.grads), len(self.grads) + int(self._clips)
+        return held[:norm], held[norm:squares], held[squares:]
 
 
 class OptimizerUpdate(CheckedUpdate):
