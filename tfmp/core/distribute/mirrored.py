@@ -109,7 +109,7 @@ class MirroredWorkers(Mirrored):
 
         def maximum(answers: tf.Tensor) -> tf.Tensor:
             largest = self._maximum(tf.concat([answers, tf.reshape(forms, [-1])], axis=0))
-            of_answers, of_forms = tf.split(largest, [answers.shape[0], forms.shape.num_elements()])
+            of_answers, of_forms = tf.split(largest, [answers.shape.num_elements(), forms.shape.num_elements()])
             with tf.control_dependencies([alike_on_all(tf.reshape(of_forms, forms.shape), names)]):
                 return tf.identity(of_answers)
 
