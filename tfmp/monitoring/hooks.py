@@ -1,5 +1,6 @@
 """A SessionRunHook that shows the loss scale in the log and in TensorBoard."""
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -146,8 +147,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._logger = visible_logger()
         self._summaries = GraphSummaries(self._summary_dir)
         self._reporter.begin(self._summaries, several=several)
-        self._ahead: int | None = None
-        self._warned = False
+        self._ahead: float | None = None
         self._timer.reset()
         self._steps = 0
         self._due = False
@@ -210,8 +210,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         """Warn, once, if the global step minus the applied steps (`ahead`) has grown since the first report."""
         if self._ahead is None:
             self._ahead = ahead
-        elif ahead > self._ahead and not self._warned:
-            self._warned = True
+        elif ahead > self._ahead:
+            self._ahead = math.inf
             self._logger.warning(
                 "global_step went up by more than the applied steps: something beside the optimizer advances it too. A "
                 "script that assigns global_step + 1 itself must leave that to LossScaleOptimizer."
