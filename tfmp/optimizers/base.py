@@ -13,7 +13,6 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.settings import not_default
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.choice import unscaled, update_of_scaled, update_of_unscaled
 from tfmp.core.step.facts import Facts
@@ -482,15 +481,15 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         return {"is_distributed": self._is_distributed, **self._accumulators.settings._asdict()}
 
     def _settings_to_show(self) -> list[str]:
-        shown = not_default(LossScaleOptimizer, {**self._settings(), "skip_spikes": self.spike_detector})
+        shown = settings.not_default(LossScaleOptimizer, {**self._settings(), "skip_spikes": self.spike_detector})
         return [type(self.inner_optimizer).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
 
     def _average_over_workers(
-        self, variables: Iterable[Any], distribution: Distribution
-    ) -> Callable[[Gradients], list[Gradient]]:
-        """Return what averages the unscaled gradients of these variables over Horovod's workers."""
-        names = names_of(variables)
-        return lambda grads: self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
+        self, variables: Iterable[Any], distribution: Distribution, *, is_done: bool
+    ) -> Callable[[Gradients], list[Gradient]] | None:
+        """Return what averages unscaled gradients over Horovod's workers; None if that is done already."""
+        names, worker_average = names_of(variables), self._scaler.worker_average
+        return None if is_done else lambda grads: worker_average.mean(grads, names, distribution, are_scaled=False)
 
     def _take_step(
         self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool = False
@@ -500,19 +499,15 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         if accumulator is not None:
             in_true_magnitude = unscaled(adapter, grads, facts.loss_scale) if are_scaled else grads
             return accumulate(self._scaler, adapter, in_true_magnitude, facts, accumulator)
-        if are_scaled:
-            return self._scaler.step(update_of_scaled(adapter, grads, facts))
-        return self._scaler.step(update_of_unscaled(adapter, grads, facts))
+        update_of = update_of_scaled if are_scaled else update_of_unscaled
+        return self._scaler.step(update_of(adapter, grads, facts))
 
     def _state_in_graph(self) -> list[tf.Variable]:
-        """Return the variables of the current graph that hold the wrapper's state; in eager code there are none.
-
-        Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of. Those
-        of a manager that a user wrote are its attributes.
-        """
+        """Return the variables of the current graph that hold the wrapper's state, of which Keras 2 must be told."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return []
+        # Those of a manager that a user wrote are its attributes.
         manager = self._loss_scale_manager
         states = [manager._state_to_save(), *([] if self.spike_detector is None else self.spike_detector.states)]
         of_states = [variable for state in states if state is not None for variable in state.in_graph()]
