@@ -62,14 +62,14 @@ class Accumulators:
             return None
         if self._built is None:
             return self._found_or_made(variables)
-        built_with, accumulator = self._built
-        if _find([self._built], variables) is None:
+        found = _find([self._built], variables)
+        if found is None:
             raise ValueError(
-                f"the gradients are of {len(variables)} variables, which differ from the {len(built_with)} that "
+                f"the gradients are of {len(variables)} variables, which differ from the {len(self._built[0])} that "
                 "the optimizer was built with, or are in another order: with accumulation_steps pass a gradient for "
                 "each of those in every micro-batch, None where the loss does not depend on it."
             )
-        return accumulator
+        return found
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that the accumulators made in the current graph; none in eager code."""
@@ -80,19 +80,17 @@ class Accumulators:
             eager = tf.executing_eagerly()
             kept = self._in_eager_code if eager else self._in_graph.get()
             found = _find(kept, variables)
-            if found is not None:
-                return found
-            with tf.name_scope("accumulation"):
-                made = self._make(variables)
-            # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
-            # replica may have added its accumulator while this one waited.
-            found = _find(kept, variables)
-            if found is not None:
-                return found
-            kept.append((tuple(variables), made))
-            if eager:
-                self.saved.windows.append(made)
-            return made
+            if found is None:
+                with tf.name_scope("accumulation"):
+                    made = self._make(variables)
+                # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
+                # replica may have added its accumulator while this one waited.
+                found = _find(kept, variables)
+            if found is None:
+                found = made
+                kept.append((tuple(variables), made))
+                self.saved.windows.extend([made] if eager else [])
+            return found
 
     def _make(self, variables: Sequence[Any], add_buffer: AddBuffer | None = None) -> GradientAccumulator:
         keeps_float32 = takes_float32_gradients(self._optimizer)

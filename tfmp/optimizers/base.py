@@ -13,7 +13,6 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, Specification
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.settings import not_default
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
@@ -480,15 +479,15 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         return {"is_distributed": self._is_distributed, **self._accumulators.settings._asdict()}
 
     def _settings_to_show(self) -> list[str]:
-        shown = not_default(LossScaleOptimizer, {**self._settings(), "skip_spikes": self.spike_detector})
+        shown = settings.not_default(LossScaleOptimizer, {**self._settings(), "skip_spikes": self.spike_detector})
         return [type(self.inner_optimizer).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
 
     def _average_over_workers(
-        self, variables: Iterable[Any], distribution: Distribution
-    ) -> Callable[[Gradients], list[Gradient]]:
-        """Return what averages the unscaled gradients of these variables over Horovod's workers."""
-        names = names_of(variables)
-        return lambda grads: self._scaler.worker_average.mean(grads, names, distribution, are_scaled=False)
+        self, variables: Iterable[Any], distribution: Distribution, *, is_done: bool
+    ) -> Callable[[Gradients], list[Gradient]] | None:
+        """Return what averages unscaled gradients over Horovod's workers; None if that is done already."""
+        names, worker_average = names_of(variables), self._scaler.worker_average
+        return None if is_done else lambda grads: worker_average.mean(grads, names, distribution, are_scaled=False)
 
     def _take_step(
         self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool = False
@@ -501,14 +500,11 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         return take(step_of(adapter, grads, facts, are_scaled=are_scaled))
 
     def _state_in_graph(self) -> list[tf.Variable]:
-        """Return the variables of the current graph that hold the wrapper's state; in eager code there are none.
-
-        Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of. Those
-        of a manager that a user wrote are its attributes.
-        """
+        """Return the variables of the current graph that hold the wrapper's state, of which Keras 2 must be told."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return []
+        # Those of a manager that a user wrote are its attributes.
         manager = self._loss_scale_manager
         states = [manager._state_to_save(), *([] if self.spike_detector is None else self.spike_detector.states)]
         of_states = [variable for state in states if state is not None for variable in state.in_graph()]

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
@@ -24,7 +23,7 @@ from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_ne
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import manager_from_keras2
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.types import Gradient, Loss
 
 
 class OfKeras2(OfAnyKeras):
@@ -43,21 +42,12 @@ class OfKeras2(OfAnyKeras):
         """The wrapped optimizer."""
         return self._inner_optimizer
 
-    @property
-    def _optimizer(self) -> Any:  # noqa: ANN401 - of either package
-        # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
-        return self._inner_optimizer
+    # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
+    _optimizer = inner_optimizer
 
-    def _average_unless_done(
-        self, variables: Iterable[Any], distribution: Distribution, *, is_reduced: bool = False
-    ) -> Callable[[Gradients], list[Gradient]] | None:
-        """Return what averages gradients over Horovod's workers; None if they are averaged already.
-
-        Horovod's optimizers average gradients where they compute them, and nowhere else.
-        """
-        if is_reduced or (self._is_of_horovod and self._loop.last_call == "compute_gradients"):
-            return None
-        return self._average_over_workers(variables, distribution)
+    def _is_averaged(self, is_reduced: bool = False) -> bool:
+        # Horovod's optimizers average gradients where they compute them, and nowhere else.
+        return is_reduced or (self._is_of_horovod and self._loop.last_call == "compute_gradients")
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -192,8 +182,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         own = lists.of_tensors(grad for grad, _ in pairs)
         given = [(grad, variable) for grad, (_, variable) in zip(own, pairs, strict=True)]
         summed = list(self.inner_optimizer.aggregate_gradients(given))
-        grads, variables = [grad for grad, _ in summed], [variable for _, variable in summed]
-        average = self._average_unless_done(variables, self._scaler.distribution()) if summed else None
+        if not summed:
+            return summed
+        grads, variables = zip(*summed, strict=True)
+        average = self._average_over_workers(variables, self._scaler.distribution(), is_done=self._is_averaged())
         return summed if average is None else list(zip(average(grads), variables, strict=True))
 
     @without_autograph
@@ -230,7 +222,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             {} if name is None else {"name": name},
             compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
             aggregates=not is_reduced,
-            average=self._average_unless_done(variables, facts.distribution, is_reduced=is_reduced),
+            average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         self._step(adapter, grads, facts)

@@ -103,11 +103,10 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
-        _refuse_other_backends()
+        _validate(dynamic)
         inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         _refuse_accumulating_twice(inner_optimizer, accumulation)
-        _refuse_fixed(dynamic)
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
@@ -267,9 +266,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         return cls(optimizer.inner_optimizer, manager)
 
     def _built_with(self, trainable_variables: Iterable[keras.Variable] | None) -> list[keras.Variable]:
-        variables = None
-        if trainable_variables is not None:
-            variables = lists.variables("trainable_variables", trainable_variables)
+        given = trainable_variables
+        variables = None if given is None else lists.variables("trainable_variables", given)
         if not self.built:
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
@@ -286,11 +284,17 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         return self.add_variable(shape, initializer, dtype, aggregation=aggregation, name=name).value
 
 
-def _refuse_other_backends() -> None:
+def _validate(dynamic: bool) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"tfmp works with the TensorFlow backend of Keras, got {keras.backend.backend()!r}: set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if not settings.flag("dynamic", dynamic):
+        raise ValueError(
+            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
+            "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
+            "optimizer.)"
         )
 
 
@@ -302,15 +306,6 @@ def _refuse_accumulating_twice(inner_optimizer: keras.optimizers.Optimizer, accu
         raise ValueError(
             f"inner_optimizer has gradient_accumulation_steps={own_steps[0]!r}, and accumulation_steps="
             f"{accumulation.accumulation_steps!r}: gradients would be accumulated twice. Leave out the former."
-        )
-
-
-def _refuse_fixed(dynamic: bool) -> None:
-    if not settings.flag("dynamic", dynamic):
-        raise ValueError(
-            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
-            "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
-            "optimizer.)"
         )
 
 

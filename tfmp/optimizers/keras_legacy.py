@@ -37,9 +37,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
     `keras` or of `tf_keras`. The arguments are documented there. It works eagerly, in a `tf.function`, and in the
     graphs that Estimator builds. What differs for legacy optimizers:
 
-    * A skipped step does not change `iterations`, so learning rate schedules and bias corrections do not advance; with
-      Keras' own wrapper they do, and here with `iterations_include_skipped_steps=True`.
-    * `dynamic=False`, an argument of Keras' own wrapper, fixes the scale at `initial_scale`.
+    * `iterations` and `dynamic` are as around the other optimizers of Keras 2.
     * Hyperparameters are those of the inner optimizer: `opt.beta_1 = 0.5` sets its `beta_1`.
     * `weights`, `get_weights` and files in Keras' formats hold the inner optimizer alone, as with Keras' own wrapper. A
       `tf.train.Checkpoint` also holds the loss scale.
@@ -200,11 +198,12 @@ class LossScaleOptimizerLegacy(OfKeras2):
             variables,
             kwargs if name is None else {"name": name, **kwargs},
             is_summed=is_reduced,
-            average=self._average_unless_done(variables, facts.distribution, is_reduced=is_reduced),
+            average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         done = self._step(adapter, grads, facts)
+        # Where Keras trains in a graph, it initializes the variables that it made, and those that it is told of.
         initialize_with_session(self._keras, self._state_in_graph())
         return self.iterations if tf.executing_eagerly() else done
 

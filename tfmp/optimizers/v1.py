@@ -83,14 +83,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
         self._watch = UnscaledLossWatch()
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._set_up(
-            manager_of_wrapper(loss_scale_manager),
-            is_distributed,
-            overflow_detector,
-            accumulation,
-            skip_spikes,
-            aggregation_dtype,
-        )
+        manager = manager_of_wrapper(loss_scale_manager)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
 
     @property
     def inner_optimizer(self) -> tf.compat.v1.train.Optimizer:
@@ -201,14 +195,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
         name_scope = _scope_of_conditional()
         facts = self._scaler.facts()
-        averages = self._averages_when_applying() and not self._is_of_horovod
+        is_averaged = not self._averages_when_applying() or self._is_of_horovod
         adapter = TF1Adapter(
             self._opt,
             variables,
             {"name": name},
             counter=None if global_step is None else GlobalStepCounter(global_step, facts.distribution),
             name_scope=name_scope,
-            average=self._average_over_workers(variables, facts.distribution) if averages else None,
+            average=self._average_over_workers(variables, facts.distribution, is_done=is_averaged),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         if self._accumulators.is_on:

@@ -81,13 +81,11 @@ def parts_of_config(
     keras: ModuleType, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None, *, legacy: bool
 ) -> dict[str, Any]:
     """Return the arguments that a configuration of a front-end holds, with the objects that it describes."""
-    kinds: type | tuple[type, ...] = keras.optimizers.Optimizer
-    # Older formats name the classes without a module.
-    classes = vars(keras.optimizers.legacy if legacy else keras.optimizers).values()
-    if legacy:
-        kinds = (keras.optimizers.legacy.Optimizer, keras.optimizers.Optimizer)
+    optimizers = keras.optimizers.legacy if legacy else keras.optimizers
+    kinds = tuple(dict.fromkeys([optimizers.Optimizer, keras.optimizers.Optimizer]))
     allowed: dict[str, tuple[type | tuple[type, ...], Iterable[object]]] = {
-        "inner_optimizer": (kinds, classes),
+        # Older formats name the classes without a module.
+        "inner_optimizer": (kinds, vars(optimizers).values()),
         "loss_scale_manager": (LossScaleManager, OWN_MANAGERS),
         "skip_spikes": (SpikeDetector, [SpikeDetector]),
     }
@@ -100,16 +98,12 @@ def parts_of_config(
 
 
 def manager_of_keras(
-    loss_scale_manager: Specification,
-    initial_scale: float | None,
-    dynamic_growth_steps: int | None,
-    *,
-    dynamic: bool = True,
+    spec: Specification, initial_scale: float | None, dynamic_growth_steps: int | None, *, dynamic: bool = True
 ) -> LossScaleManager:
     """Return the loss-scale manager that the arguments of a Keras front-end describe."""
-    _refuse_number(loss_scale_manager)
+    _refuse_number(spec)
     if not settings.flag("dynamic", dynamic):
-        if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
+        if spec != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
             raise ValueError(
                 "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
                 "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale))."
@@ -117,14 +111,14 @@ def manager_of_keras(
         return get_loss_scale_manager(settings.number("initial_scale", initial_scale))
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
-    if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
+    if spec == "fixed" and list(given) == ["initial_scale"]:
         return get_loss_scale_manager(settings.number("initial_scale", given["initial_scale"]))
-    if given and loss_scale_manager != "dynamic":
+    if given and spec != "dynamic":
         raise ValueError(
-            f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
+            f"loss_scale_manager={spec!r} decides the scale by settings of its own: leave out "
             "initial_scale and dynamic_growth_steps, or the manager."
         )
-    return dynamic_manager(**given) if given else get_loss_scale_manager(loss_scale_manager)
+    return dynamic_manager(**given) if given else get_loss_scale_manager(spec)
 
 
 def _refuse_number(loss_scale_manager: object) -> None:

@@ -69,20 +69,12 @@ class OfAnyKeras(LossScaleOptimizer):
 
     @_unchangeable
     def initial_scale(self) -> float:
-        """As in Keras' own wrapper: the loss scale that the manager started from, as a float.
-
-        Raises:
-            AttributeError: The manager does not follow the rule of Keras' own wrapper.
-        """
+        """As in Keras' own wrapper: the loss scale that the manager started from, if it follows the same rule."""
         return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
 
     @_unchangeable
     def dynamic_growth_steps(self) -> int | None:
-        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale.
-
-        Raises:
-            AttributeError: The manager does not follow the rule of Keras' own wrapper.
-        """
+        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale."""
         return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
 
     @_unchangeable
@@ -186,9 +178,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     )
     #: Holds the variables of this class in Keras' files.
     _state_in_files: ClassVar[type[StateInFiles]]
-    # The next four come from a base class of Keras, or from the front-end.
+    # These come from a base class of Keras, or from the front-end.
     name: str
-    inner_optimizer: Any
     add_variable: Callable[..., Any]
     variables: Any
 
@@ -210,10 +201,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def build(self, var_list: Iterable[Any]) -> None:
         """Make the variables of the inner optimizer and those that accumulate gradients.
 
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-            ValueError: `accumulation_steps` is greater than 1, and a variable is a float8 scale of Keras, whose
-                "gradient" is its next value.
+        The latter is an error for a float8 scale of Keras, whose "gradient" is its next value.
         """
         var_list = lists.variables("var_list", var_list)
         # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
@@ -249,7 +237,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def _add(
         self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
     ) -> tf.Variable:
-        """Add a variable to the wrapper's own; of the two arguments, Keras 2 does not know `aggregation`."""
+        """Add a variable to the wrapper's own; Keras 2 knows no `aggregation`."""
         raise NotImplementedError
 
     def exclude_from_weight_decay(
@@ -270,11 +258,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`; or of the inner optimizer's alone, as it has them without a wrapper.
+        """Set the values of `variables`, which `build` completes; or of the inner optimizer's alone, as they are there.
 
-        Raises:
-            TypeError: `weights` is not a list.
-            ValueError: There are not as many values as variables. Before `build` the optimizer has not got all of them.
+        Another number of values is an error.
         """
         variables, inner_variables = self.variables, self.inner_optimizer.variables
         weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")

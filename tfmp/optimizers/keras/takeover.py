@@ -1,7 +1,7 @@
 """Continues from the loss scale of Keras' own LossScaleOptimizer."""
 
+import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,7 @@ _logger = logging.getLogger("tfmp")
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager continue from the scale and the count of finite steps of Keras' own wrapper.
-
-    This calls `continue_from(loss_scale, good_steps)`, which a manager of the user's own may also have, or warns.
-    """
+    """Let a manager continue from the scale and the count of Keras' own wrapper, if it has `continue_from`; or warn."""
     continue_from = getattr(manager, "continue_from", None)
     if continue_from is not None:
         continue_from(loss_scale, good_steps)
@@ -46,29 +43,23 @@ def manager_from_keras2(optimizer: Any) -> LossScaleManager:  # noqa: ANN401 - o
 
 
 class ScaleOfKeras(tf.Module):
-    """Holds a manager's scale and count of finite steps in checkpoints as Keras' own wrappers do.
-
-    When both are restored, the manager continues from them.
-    """
+    """Holds a manager's scale and count of finite steps in checkpoints as Keras' own wrappers do, and restores them."""
 
     def __init__(self, manager: LossScaleManager) -> None:
         super().__init__()
         restored: dict[str, tf.Tensor] = {}
 
-        def restores(name: str) -> Callable[[tf.Tensor], None]:
-            def restore(value: tf.Tensor) -> None:
-                restored[name] = value
-                if len(restored) == 2:
-                    continue_at(manager, float(restored.pop("loss_scale")), int(restored.pop("good_steps")))
-
-            return restore
+        def restore(name: str, value: tf.Tensor) -> None:
+            restored[name] = value
+            if len(restored) == 2:
+                continue_at(manager, float(restored.pop("loss_scale")), int(restored.pop("good_steps")))
 
         def good_steps() -> tf.Tensor:
             return tf.constant(int(manager.state_dict().get("good_steps", 0)), tf.int64)
 
         # The names in the `loss_scale` of Keras 2's own wrappers.
-        self.current_loss_scale = InCheckpoint(manager.get_loss_scale, restores("loss_scale"))
-        self.good_steps = InCheckpoint(good_steps, restores("good_steps"))
+        self.current_loss_scale = InCheckpoint(manager.get_loss_scale, functools.partial(restore, "loss_scale"))
+        self.good_steps = InCheckpoint(good_steps, functools.partial(restore, "good_steps"))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel would contain graphs of the functions that save and restore, and in a graph there are no numbers.
