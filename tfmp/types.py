@@ -26,5 +26,8 @@ Loss: TypeAlias = tf.Tensor | Callable[[], tf.Tensor]
 #: The op that does something in a graph; None in eager mode, where it has been done already.
 Done: TypeAlias = tf.Operation | None
 
-#: Takes the gradients of one replica and changes variables.
-ApplyGradients: TypeAlias = Callable[[Gradients], Done]
+#: What one replica has and others may not have: gradients and other tensors, in any structure.
+Held: TypeAlias = Any
+
+#: Takes what one replica holds, and changes variables.
+ChangeVariables: TypeAlias = Callable[[Held], Done]

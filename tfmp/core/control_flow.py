@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import within_xla_for_cpu
-from tfmp.types import ApplyGradients, Done, Gradients
+from tfmp.types import ChangeVariables, Done, Gradient, Held
 
 
 def conditional_update(
-    flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients | None = None
+    flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables | None = None
 ) -> Done:
-    """Call one of two functions with the gradients, depending on a boolean tensor.
+    """Call one of two functions with what one replica holds, depending on a boolean tensor.
 
     Examples:
         >>> total = tf.Variable(0.0)
@@ -21,20 +21,20 @@ def conditional_update(
         2.0
     """
     if within_xla_for_cpu():
-        false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), grads, if_false)]
-        return tf.group(_call_once_or_never(flag, grads, if_true), *false_called)
+        false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), held, if_false)]
+        return tf.group(_call_once_or_never(flag, held, if_true), *false_called)
 
     def done(function: Callable[[], object], value: bool) -> tf.Tensor:
         with tf.control_dependencies([function()]):
             return tf.constant(value)
 
     def otherwise() -> Done:
-        return tf.no_op() if if_false is None else if_false(grads)
+        return tf.no_op() if if_false is None else if_false(held)
 
-    return tf.group(tf.cond(flag, lambda: done(lambda: if_true(grads), True), lambda: done(otherwise, False)))
+    return tf.group(tf.cond(flag, lambda: done(lambda: if_true(held), True), lambda: done(otherwise, False)))
 
 
-def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradients) -> Done:
+def _call_once_or_never(flag: tf.Tensor, held: Held, function: ChangeVariables) -> Done:
     """Call a function in a loop that runs once or not at all.
 
     For CPUs, XLA updates variables in place if they are changed in a loop, and copies those that are changed in a
@@ -47,10 +47,11 @@ def _call_once_or_never(flag: tf.Tensor, grads: Gradients, function: ApplyGradie
         # would move arithmetic on the gradients out of the loop, as it does not change in the loop, and store its
         # results in memory.
         factor = tf.cast(times, tf.float32)
-        grads_here = [
-            arithmetic.map_values(lambda values: values * tf.cast(factor, values.dtype), grad) for grad in grads
-        ]
-        with tf.control_dependencies([function(grads_here)]):
+
+        def multiplied(grad: Gradient) -> Gradient:
+            return arithmetic.map_values(lambda values: values * tf.cast(factor, values.dtype), grad)
+
+        with tf.control_dependencies([function(tf.nest.map_structure(multiplied, held))]):
             return times - 1
 
     return tf.group(tf.while_loop(lambda times: times > 0, run, [tf.cast(flag, tf.int32)]))

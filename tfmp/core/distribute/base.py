@@ -6,7 +6,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
-from tfmp.types import ApplyGradients, Done, Gradient, Gradients
+from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
 
 Returned = TypeVar("Returned")
 
@@ -63,14 +63,14 @@ class Distribution:
         return values
 
     def conditional_update(
-        self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
+        self, flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables
     ) -> Done:
         """Call one of two functions on every replica; the replicas agree on `flag`, so all call the same one.
 
-        The function gets the replica's gradients. Other tensors that it uses must be added to them if they differ
-        between replicas. It may sum over replicas or call `once`.
+        The function gets what its replica holds. It must use no other tensors that differ between replicas. It may sum
+        over replicas or call `once`.
         """
-        return conditional_update(flag, grads, if_true, if_false)
+        return conditional_update(flag, held, if_true, if_false)
 
     def once(self, function: Callable[[], Returned]) -> Returned:
         """Call a function once for all replicas, such as one that changes shared variables; all get its result.

@@ -9,7 +9,7 @@ from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute.base import Distribution, Returned
 from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
 from tfmp.core.gradients import arithmetic
-from tfmp.types import ApplyGradients, Done, Gradient, Gradients
+from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 
@@ -73,13 +73,13 @@ class Mirrored(Distribution):
         return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
 
     def conditional_update(
-        self, flag: tf.Tensor, grads: Gradients, if_true: ApplyGradients, if_false: ApplyGradients
+        self, flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables
     ) -> Done:
         """Call one of the functions on each replica; the conditional itself is built in the cross-replica context."""
 
-        def on_all(strategy: _Strategy, flags: tf.Tensor, grads: Gradients) -> Done:
-            def run(function: ApplyGradients) -> Done:
-                return tf.group(strategy.experimental_local_results(strategy.run(function, args=(grads,))))
+        def on_all(strategy: _Strategy, flags: tf.Tensor, held: Held) -> Done:
+            def run(function: ChangeVariables) -> Done:
+                return tf.group(strategy.experimental_local_results(strategy.run(function, args=(held,))))
 
             # A graph has no order of its own. This makes everything that each replica did to compute its flag run
             # before the function that is called.
@@ -88,7 +88,7 @@ class Mirrored(Distribution):
                 first = tf.identity(flags[0])
             return conditional_update(first, [], lambda _: run(if_true), lambda _: run(if_false))
 
-        return _replica_context().merge_call(on_all, args=(flag, list(grads)))
+        return _replica_context().merge_call(on_all, args=(flag, held))
 
     def once(self, function: Callable[[], Returned]) -> Returned:
         """Call the function in the cross-replica context, where the first replica's function runs for all."""

@@ -1,5 +1,6 @@
 """The path of a gradient through a step, the same for every host framework."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,8 +24,8 @@ from tfmp.types import Done, Gradient, Gradients
 class Step(NamedTuple):
     """One step of an optimizer on one replica; `step_of` decides how it runs, and `take` takes it.
 
-    A strategy calls `apply`, `counts` and `norm_of_each` of the first replica's step for all replicas. So `hold`
-    returns the tensors that these use and that may differ between replicas, and they get them back as `held`.
+    A strategy calls `apply` and `counts` of the first replica's step for all replicas. So they get what each replica
+    holds as an argument.
     """
 
     adapter: OptimizerAdapter
@@ -63,37 +64,36 @@ class Step(NamedTuple):
         spikes = self.facts.scaler.norms.spikes
         return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
 
-    def hold(self, is_usable: tf.Tensor) -> list[Gradient]:
-        """Return the gradients, the norm by which a program clips them, and what was counted in micro-batches."""
+    def hold(self, is_usable: tf.Tensor) -> "Held":
+        """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
         clips = self.program is not None and self.program.clips
-        return [*self.grads, *([global_norm(self.grads, is_finite=is_usable)] if clips else []), *self._window_counts]
+        return Held(
+            list(self.grads),
+            global_norm(self.grads, is_finite=is_usable) if clips else None,
+            None if self.before is None else self.before.window_counts,
+        )
 
-    @property
-    def _window_counts(self) -> list[tf.Tensor]:
-        return [] if self.before is None or self.before.window_counts is None else [self.before.window_counts]
-
-    def _grads(self, held: Gradients) -> Gradients:
-        return held[: len(self.grads)]
-
-    def apply(self, held: Gradients) -> Done:
+    def apply(self, held: "Held") -> Done:
         """Apply the gradients."""
         if self.program is None:
-            return self.adapter.apply(self._grads(held))
+            return self.adapter.apply(held.grads)
         # In a program, dividing by 1 costs nothing.
-        divisor = tf.ones([]) if self.loss_scale is None else self.loss_scale
-        return self.program.run(self._grads(held), divisor, held[len(self.grads)] if self.program.clips else None)
+        return self.program.run(held.grads, tf.ones([]) if self.loss_scale is None else self.loss_scale, held.norm)
 
-    def counts(self, held: Gradients) -> tf.Tensor:
+    def counts(self, held: "Held") -> tf.Tensor:
         """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
-        return tf.add_n([self._gradient_check().counts(self._grads(held)), *self.window_counts(held)])
+        counts = self._gradient_check().counts(held.grads)
+        return counts if held.window_counts is None else counts + held.window_counts
 
-    def window_counts(self, held: Gradients) -> Gradients:
-        """Return the numbers of values that overflowed in micro-batches; nothing if there are none."""
-        return held[len(held) - len(self._window_counts) :]
 
-    def norm_of_each(self, held: Gradients) -> tf.Tensor:
-        """Return the norm of each gradient, a float64 vector, if all are finite; perhaps scaled and clipped."""
-        return large_norm_of_each(self._grads(held))
+class Held(NamedTuple):
+    """What one replica has, and may differ from what others have, of a step that is applied or skipped."""
+
+    grads: list[Gradient]
+    #: The norm of the gradients as they are held, float64; None unless a program clips by it.
+    norm: tf.Tensor | None
+    #: The numbers of values that overflowed in micro-batches; None if there are none.
+    window_counts: tf.Tensor | None
 
 
 def step_of(
@@ -172,7 +172,7 @@ def take(step: Step) -> Done:
 
     def advance() -> Done:
         on_step = step.adapter.on_step(found.applied)
-        return tf.group(step.facts.scaler.advance(found), *([] if on_step is None else [on_step]))
+        return _all([step.facts.scaler.advance(found), on_step])
 
     return tf.group(done, step.facts.distribution.once(advance))
 
@@ -213,36 +213,41 @@ def agree(
     return Found(usable, max_abs, found.complete, is_above, tf.logical_and(usable, is_skipped))
 
 
-def _apply_or_record(step: Step, held: Gradients, found: Found, look: Look | None) -> Done:
+def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) -> Done:
     """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
     # Made here, and not in a branch.
     scaler.overflow_counts.of(names)
 
-    def record(counts: tf.Tensor) -> Done:
+    def record(counts: tf.Tensor | None) -> Done:
+        if counts is None:
+            return None
         of_all = distribution.maximum(counts, "overflow_counts")
         return distribution.once(lambda: scaler.store_overflows(names, of_all))
 
-    def and_of_window(done: Done, held: Gradients) -> Done:
-        return tf.group(done, *map(record, step.window_counts(held)))
+    def apply(held: Held) -> Done:
+        # Micro-batches that overflowed are counted, although the step is applied without them.
+        return _all([step.apply(held), record(held.window_counts)])
 
-    def apply(held: Gradients) -> Done:
-        return and_of_window(step.apply(held), held)
-
-    def count(held: Gradients) -> Done:
+    def count(held: Held) -> Done:
         return record(step.counts(held))
 
     if look is None:
         return distribution.conditional_update(found.applied, held, apply, count)
 
-    def describe(held: Gradients) -> Done:
-        norms = distribution.maximum(step.norm_of_each(held), "norms_in_spike")
-        return and_of_window(distribution.once(lambda: scaler.norms.describe_spike(look, norms, names)), held)
+    def describe(held: Held) -> Done:
+        norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
+        described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
+        return _all([described, record(held.window_counts)])
 
-    def skip(held: Gradients) -> Done:
+    def skip(held: Held) -> Done:
         return distribution.conditional_update(found.spike, held, describe, count)
 
     return distribution.conditional_update(found.applied, held, apply, skip)
+
+
+def _all(done: Sequence[Done]) -> Done:
+    return tf.group(*(each for each in done if each is not None))
 
 
 @without_autograph
