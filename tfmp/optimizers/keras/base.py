@@ -201,7 +201,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def build(self, var_list: Iterable[Any]) -> None:
         """Make the variables of the inner optimizer and those that accumulate gradients.
 
-        The latter is an error for a float8 scale of Keras, whose "gradient" is its next value.
+        With `accumulation_steps`, float8 scales of Keras are refused: their "gradients" are their next values.
         """
         var_list = lists.variables("var_list", var_list)
         # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
@@ -219,9 +219,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
         # Keras 3's Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
         # booleans.
-        value = lambda *_, **__: tf.constant(initial_value)  # noqa: E731 - an initializer of one line
+        shape, dtype = initial_value.shape, initial_value.dtype.name
         # Every replica computes the same state, so the value of any one will do.
-        return self._add(name, initial_value.shape, initial_value.dtype.name, value, "only_first_replica")
+        return self._add(name, shape, dtype, lambda *_, **__: tf.constant(initial_value), "only_first_replica")
 
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         """Make a variable of which each replica has its own copy; a checkpoint holds the copies' sum."""
@@ -258,7 +258,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`, which `build` completes; or of the inner optimizer's alone, as they are there.
+        """Set the values of `variables`, or of the inner optimizer's variables alone; call `build` before.
 
         Another number of values is an error.
         """
