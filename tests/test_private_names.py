@@ -105,7 +105,6 @@ _ELSEWHERE = {
     "optimizers/keras/files.py": _place(
         "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras_interface.py"
     ),
-    "optimizers/keras/methods.py": _place("_optimizer", _UNWRAPPED, "tests/optimizers/test_keras_interface.py"),
     "optimizers/keras/takeover.py": _place("_trackable_children", _CHILDREN, "tests/optimizers/test_keras_moves.py"),
     "optimizers/keras_legacy.py": _place(
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
@@ -116,8 +115,9 @@ _ELSEWHERE = {
         "tests/optimizers/test_keras_legacy.py",
     ),
     "optimizers/keras2.py": _place(
-        "_learning_rate",
-        "Keras' TensorBoard callback reads it, to log the rate of a schedule; it reads nothing public",
+        "_optimizer _learning_rate",
+        f"{_UNWRAPPED}; Keras' TensorBoard callback reads the rate of a schedule, and reads nothing public",
+        "tests/optimizers/test_keras_interface.py",
         "tests/optimizers/test_keras_fit.py",
     ),
     "optimizers/v1.py": _place(

@@ -25,43 +25,36 @@ class FunctionAdapter(OptimizerAdapter):
         self._apply = apply
 
     def program(self, grads: Gradients) -> "_Program | None":
-        return _Program(lambda grads, *_: self._apply(grads))
+        return _Program(lambda grads, *_: self._apply(grads), clips=False)
 
     def apply(self, grads: Gradients) -> Done:
         return self._apply(grads)
 
 
 class _Program:
-    """A program that measures the first gradient, unscaled, and hands on what it is to apply to a function."""
+    """A program that hands on what it is to apply to a function."""
 
-    def __init__(self, apply: Callable[[Gradients, tf.Tensor, Gradients], Any]) -> None:
-        self.apply = apply
-
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.cast(grads[0], tf.float32) / loss_scale] if isinstance(grads[0], tf.Tensor) else []
+    def __init__(self, run: Callable[[Gradients, tf.Tensor, tf.Tensor | None], Any], *, clips: bool) -> None:
+        self.run = run
+        self.clips = clips
 
 
 class RecordingAdapter(FunctionAdapter):
     """Keeps with what its optimizer or its programs are asked to apply gradients, and which steps it is told of."""
 
-    def __init__(
-        self, *, has_program: bool = True, is_compiled: bool = False, overwritten: Collection[int] = ()
-    ) -> None:
+    def __init__(self, *, has_program: bool = True, clips: bool = False, overwritten: Collection[int] = ()) -> None:
         super().__init__(["kernel", "bias"], lambda grads: self.applied.append(numbers(grads)))
         self.overwritten = frozenset(overwritten)
         self.dtypes = [tf.float16, tf.float32]
         self.applied: list[Any] = []
         self.steps: list[bool] = []
-        self._has_program, self._is_compiled = has_program, is_compiled
+        self._has_program, self._clips = has_program, clips
 
     def program(self, grads: Gradients) -> _Program | None:
-        def apply(grads: Gradients, loss_scale: tf.Tensor, measures: Gradients) -> None:
-            self.applied.append((numbers(grads), float(loss_scale), numbers(measures)))
+        def apply(grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> None:
+            self.applied.append((numbers(grads), float(loss_scale), *numbers([norm])))
 
-        return _Program(apply) if self._has_program and len(grads) == 2 else None
-
-    def compiled_program(self, grads: Gradients) -> _Program | None:
-        return self.program(grads) if self._is_compiled else None
+        return _Program(apply, clips=self._clips) if self._has_program and len(grads) == 2 else None
 
     def on_step(self, applied: tf.Tensor) -> None:
         self.steps.append(bool(applied))

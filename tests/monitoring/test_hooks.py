@@ -11,7 +11,6 @@ import tensorflow as tf
 from reporters import HALVED, events, following, graph_step, kinds, logged, run_session
 
 import tfmp
-from tfmp.monitoring.step_counting import lines_that_assign
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.graph
@@ -212,13 +211,9 @@ def _train_op(way: str) -> tf.Operation:
         return tf.group(tf1.assign_add(global_step, 1)) if way == "assign_add" else step
 
 
-#: Which line of this function advances the global step.
-_LINES = {"assign": 9, "assign_add": 10}
-
-
 @pytest.mark.parametrize("use_resource", [True, False])
-@pytest.mark.parametrize("way", ["alone", "two optimizers", *_LINES])
-def test_script_that_counts_by_hand_is_told_its_line_once(way: str, use_resource: bool) -> None:
+@pytest.mark.parametrize("way", ["alone", "two optimizers", "assign", "assign_add"])
+def test_script_that_counts_by_hand_is_warned_once(way: str, use_resource: bool) -> None:
     if not use_resource and tf1.control_flow_v2_enabled():
         pytest.skip("control flow v2 updates no reference variable")
     if not use_resource:
@@ -228,21 +223,10 @@ def test_script_that_counts_by_hand_is_told_its_line_once(way: str, use_resource
     with logged() as log:
         train_op = _train_op(way)
         run_session(tfmp.LossScaleLoggingHook(every_n_steps=1), train_op, 5)
-    assert len(log.warnings) == (way in _LINES)
-    for warning in log.warnings:
-        line = _train_op.__code__.co_firstlineno + _LINES[way]
-        assert warning.startswith("global_step went up by more than")
-        assert f": test_hooks.py:{line}, beside the optimizer, advances it too." in warning
-
-
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_mirrored_step_is_known_outside_its_scope(two_replicas: tf.distribute.MirroredStrategy, by_hand: bool) -> None:
-    with two_replicas.scope():
-        global_step = tf1.train.get_or_create_global_step()
-        if by_hand:
-            global_step.assign_add(1)
-    # The initializer of the global step is not counted as a line of the script.
-    assert len(lines_that_assign(global_step)) == by_hand
+    assert log.warnings == ("assign" in way) * [
+        "global_step went up by more than the applied steps: something beside the optimizer advances it too. A script "
+        "that assigns global_step + 1 itself must leave that to LossScaleOptimizer."
+    ]
 
 
 def test_graph_without_what_the_hook_needs_is_refused() -> None:

@@ -16,18 +16,17 @@ from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.spikes.reports import SpikeReport
 from tfmp.monitoring import summaries
 from tfmp.monitoring.norm_history import NormHistory
-from tfmp.monitoring.overflow_messages import last_overflow_sentence, overflow_table
-from tfmp.monitoring.spike_messages import SpikeMessages
+from tfmp.monitoring.reporter import overflow_sentence, overflow_table, spike_sentence
 from tfmp.monitoring.stuck import StuckWatch, several_processes
 
 
 def test_largest_counts_are_named_first_and_the_rest_counted() -> None:
     names, steps = [f"layer_{index}" for index in range(30)], np.arange(30)
     last = np.zeros([30, 3], np.int64)
-    assert last_overflow_sentence(names, last) is None
+    assert overflow_sentence(names, last) is None
     assert overflow_table(names, last, 0 * steps) is None
     last[:6] = [[0, 1, 0], [0, 0, 0], [3, 1, 0], [0, 0, 12], [1, 0, 0], [0, 2, 2]]
-    assert last_overflow_sentence(names, last, at_most=3) == (
+    assert overflow_sentence(names, last, at_most=3) == (
         "overflow in layer_3: 12 saturated; layer_2: 3 inf, 1 nan; layer_5: 2 nan, 2 saturated; and 2 more"
     )
     last[29] = [0, 7, 0]
@@ -47,9 +46,9 @@ def test_largest_counts_are_named_first_and_the_rest_counted() -> None:
 )
 def test_spike_is_told_with_its_norm_its_bound_and_its_largest_shares(shares: tuple[float, ...], named: str) -> None:
     names = [f"layer_{index}" for index in range(len(shares))]
-    assert SpikeMessages().new_spikes([SpikeReport(names, *map(np.array, (shares, 123456.0, 8.25, 3)))]) == [
+    assert spike_sentence(SpikeReport(names, *map(np.array, (shares, 123456.0, 8.25, 3)))) == (
         f"spike: gradient norm 1.235e+05 above the bound 8.25, from {named}; 3 skipped so far"
-    ]
+    )
 
 
 def _status(scale: float, skips: int, applied: int = 5) -> LossScaleStatus:

@@ -1,7 +1,7 @@
 """Finds the ops of a graph that an op depends on."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -33,8 +33,8 @@ def ancestors(
         queue.extend(new)
 
 
-def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) -> list[tf.Operation] | None:
-    """Return what `ancestors` yields, or None if there are more than 50,000 ops or one has a name in `excluded`.
+def with_ancestors(ops: Sequence[tf.Operation]) -> list[tf.Operation] | None:
+    """Return what `ancestors` yields, or None if there are more than 50,000 ops.
 
     Examples:
         >>> with tf.Graph().as_default():
@@ -44,7 +44,7 @@ def with_ancestors(ops: Sequence[tf.Operation], excluded: Collection[str] = ()) 
     """
     found: list[tf.Operation] = []
     for op in ancestors(ops):
-        if op.name in excluded or len(found) == _MOST_OPS:
+        if len(found) == _MOST_OPS:
             return None
         found.append(op)
     return found

@@ -14,17 +14,7 @@ _MOST_CHARACTERS = 200
 
 
 def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
-    """Return gradients as a list, which can be read several times, unlike a generator.
-
-    Examples:
-        >>> [float(grad) for grad in gradients(tf.constant(value) for value in (1.0, 2.0))]
-        [1.0, 2.0]
-        >>> gradients(zip([None], ["kernel"]))
-        Traceback (most recent call last):
-            ...
-        TypeError: grads must be a list of gradients, one for each variable, and it holds (None, 'kernel') of type
-        tuple: pass the gradients alone, without their variables.
-    """
+    """Return gradients as a list, which can be read several times, unlike a generator."""
     what = "a list of gradients, one for each variable"
     single = "pass [grad] for a single one" if _is_array(grads) else "pass what tape.gradient(loss, variables) returns"
     listed = items("grads", grads, what, single)
@@ -37,15 +27,7 @@ def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
 
 
 def refuse_all_none(grads: Iterable[Gradient], names: Iterable[str] = ()) -> None:
-    """Refuse gradients of a loss that depends on none of the variables; the error lists the variables' names.
-
-    Examples:
-        >>> refuse_all_none([None], ["kernel"])
-        Traceback (most recent call last):
-            ...
-        ValueError: every gradient is None: the loss depends on none of the variables kernel, or was scaled outside of
-        the tape: compute it, and scale it, within `with tf.GradientTape() as tape:`.
-    """
+    """Refuse gradients of a loss that depends on none of the variables; the error lists the variables' names."""
     if all(grad is None for grad in grads):
         which = " ".join(["the variables", ", ".join(names)]).strip()
         raise ValueError(
@@ -106,12 +88,6 @@ def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
     """Return strings or compiled regular expressions as a list. A single string is refused: its letters would be names.
 
     `of` is the noun for the names in the error message, such as "names" or "regular expressions".
-
-    Examples:
-        >>> names("var_names", "bias")
-        Traceback (most recent call last):
-            ...
-        TypeError: var_names must be a list of names, got the string 'bias': write ['bias'].
     """
     if isinstance(given, str):
         raise TypeError(f"{name} must be a list of {of}, got the string {given!r}: write [{given!r}].")
@@ -137,13 +113,7 @@ def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
 
 
 def values(grad: Gradient) -> Any:  # noqa: ANN401 - a tensor, or before `of_tensors` an array or a variable
-    """Return what holds a gradient's values, by which it is known: its rows if it is sparse; None for None.
-
-    Examples:
-        >>> rows, dense = tf.constant([8.0]), tf.constant(8.0)
-        >>> values(tf.IndexedSlices(rows, tf.constant([0]))) is rows, values(dense) is dense, values(None)
-        (True, True, None)
-    """
+    """Return what holds a gradient's values, by which it is known: its rows if it is sparse; None for None."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
@@ -151,11 +121,6 @@ def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
     """Return gradients with tensors as the parts of each `IndexedSlices`: these may be arrays or variables.
 
     The result has other objects, so first ask what needs the user's own.
-
-    Examples:
-        >>> slices = tf.IndexedSlices(tf.Variable([8.0]), np.array([0]), np.array([2]))
-        >>> [type(part) is type(tf.constant(0)) for part in (of_tensors([slices])[0].values, slices.values)]
-        [True, False]
     """
     return list(map(_of_tensors, grads))
 

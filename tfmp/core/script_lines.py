@@ -1,7 +1,6 @@
 """Finds the line of the user's script from which a function was called or an op was made, for messages."""
 
 import inspect
-import itertools
 import os
 import sys
 import sysconfig
@@ -13,17 +12,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.graph_search import ancestors
 from tfmp.core.tensorflow_internals import GENERATED_FILE
 
 #: Packages that stand between a script, or another library, and this module.
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
 #: The names of the directories that packages are installed in.
 _INSTALLED = {"site-packages", "dist-packages"}
-#: The files with the method `get_loss_scale` of this package's managers.
-_MANAGERS = tuple(os.path.join("tfmp", "core", "managers", name) for name in ("fixed.py", "stateful.py"))
-#: The largest number of ops that `gradient_op` visits. Clipping adds only a few ops per gradient.
-_MOST_OPS = 2000
 
 
 class CallSite(NamedTuple):
@@ -59,12 +53,6 @@ def with_library(line: str) -> str:
     if frame is None or _is_users(frame.f_code.co_filename) or line == str(_site_of(frame)):
         return line
     return f"{line}, in {_qualified_name(frame)} ({_site_of(frame)})"
-
-
-def line_of_op(op: tf.Operation) -> str | None:
-    """Return the line of the user's script that made an op, or None if there is no such line."""
-    site = _innermost_of_user(_sites_of(op))
-    return None if site is None else str(site)
 
 
 def line_of_gradients(grads: Iterable[Any]) -> str:
@@ -103,31 +91,6 @@ def made_by_clipping(op: tf.Operation) -> bool:
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
     """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out."""
     return [value.op for value in map(lists.values, grads) if tf.is_symbolic_tensor(value)]
-
-
-def gradient_op(grads: Iterable[Any]) -> tf.Operation | None:
-    """Return the op by which `tf.gradients` or this package made the gradients, or None if the search finds neither.
-
-    The search goes from the gradients back along the inputs of the ops. It passes over ops that the script added after
-    differentiating, such as clipping, whether the clipping is TensorFlow's or this package's. It finds no op for
-    gradients of a `tf.GradientTape`, for example.
-    """
-    # The first is the one closest to the gradients.
-    for op in itertools.islice(ancestors(ops_of(grads)), _MOST_OPS):
-        is_found = made_by_tfmp(op) or _made_by_differentiation(op)
-        if is_found and not made_by_clipping(op):
-            return op
-    return None
-
-
-def unscaled_by_hand(grads: Iterable[Any]) -> bool:
-    """Return whether the script computed the gradients from those of `tf.gradients` and a manager's loss scale."""
-    after = ancestors(ops_of(grads), ends_at=_made_by_differentiation)
-    return any(made_within(op, *_MANAGERS) for op in itertools.islice(after, _MOST_OPS))
-
-
-def _made_by_differentiation(op: tf.Operation) -> bool:
-    return made_within(op, "gradients_impl.py")
 
 
 def _frames() -> Iterator[FrameType]:

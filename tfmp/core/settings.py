@@ -35,14 +35,7 @@ def real(name: str, value: float) -> float:
 
 
 def number(name: str, value: float) -> float:
-    """Return a setting as a float that is finite.
-
-    Examples:
-        >>> number("decr_ratio", "0.5")
-        Traceback (most recent call last):
-            ...
-        TypeError: decr_ratio must be a number, got '0.5' of type str.
-    """
+    """Return a setting as a float that is finite."""
     if not math.isfinite(real(name, value)):
         raise ValueError(f"{name} must be finite, got {value!r}.")
     return float(value)
@@ -100,13 +93,6 @@ def loss_scale_bounds(
     """Return a manager's first, lowest and highest scale as float32 numbers, after checking their order.
 
     The lowest scale must be at least 2**-126: the reciprocal of a smaller number can be infinite.
-
-    Examples:
-        >>> loss_scale_bounds(0.5, 1, 1024)
-        Traceback (most recent call last):
-            ...
-        ValueError: init_loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower
-        min_loss_scale allows it.
     """
     lowest = loss_scale("min_loss_scale", min_loss_scale, least=LOWEST_LOSS_SCALE)
     highest = loss_scale("max_loss_scale", max_loss_scale, least=LOWEST_LOSS_SCALE)
@@ -123,15 +109,7 @@ def loss_scale_bounds(
 
 
 def refuse_class(name: str, value: object) -> None:
-    """Refuse a class where an object of it is meant.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> refuse_class("optimizer", tf.compat.v1.train.AdamOptimizer)
-        Traceback (most recent call last):
-            ...
-        TypeError: optimizer is the class AdamOptimizer: pass an object of it, AdamOptimizer(...).
-    """
+    """Refuse a class where an object of it is meant."""
     if isinstance(value, type):
         raise TypeError(f"{name} is the class {value.__name__}: pass an object of it, {value.__name__}(...).")
 
@@ -147,13 +125,6 @@ def refuse_arguments_of_torch(call: str, first: object, keywords: Mapping[str, o
 
     `call` is the call without them, for the error message, `first` the first argument without a name, and `keywords`
     are the others.
-
-    Examples:
-        >>> refuse_arguments_of_torch("tfmp.GradScaler()", "cuda", {})
-        Traceback (most recent call last):
-            ...
-        TypeError: tfmp.GradScaler takes no device, got 'cuda', because TensorFlow places ops by itself: leave it out,
-        and write tfmp.GradScaler().
     """
     name = call.partition("(")[0]
     for argument in _OF_TORCH:
@@ -178,14 +149,6 @@ def cannot_be_changed(name: str, value: object, owner: str) -> AttributeError:
 
 
 def not_default(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings whose values differ from the defaults of a function's or a class's parameters.
-
-    The default of a setting that is not a parameter is None.
-
-    Examples:
-        >>> def train(scale=8, steps=10): ...
-        >>> not_default(train, {"scale": 8, "steps": 20})
-        {'steps': 20}
-    """
+    """Return the settings that are not the defaults of a function's or a class's parameters; else not None."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     return {name: value for name, value in given.items() if value != defaults.get(name)}

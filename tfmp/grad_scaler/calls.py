@@ -54,17 +54,14 @@ class Calls:
         update       once for all optimizers; the calls before it are forgotten
 
     Calls are recorded when Python runs them: in eager code in every iteration, in a graph or a `tf.function` only while
-    it is built. Some calls of an iteration may be in a `tf.function` and others in eager code, but `step` can use the
-    result of `unscale` only if both are in the same function, or both in eager code. What the calls find is kept on the
-    device, also by later runs of a function.
+    it is built. What they find is kept on the device, also by later runs of a function. `step` can use what `unscale`
+    found only if both are in the same function, or both in eager code.
 
-    When a function that was traced earlier is called again, its calls are not recorded. Two mistakes are therefore not
-    noticed: calling a function that contains `step` twice, and passing unscaled gradients to a function that was traced
-    with scaled ones, which divides them again.
+    Two mistakes are not noticed, because a function that is called again records nothing: calling a function that
+    contains `step` twice, and passing unscaled gradients to a function that was traced with scaled ones.
 
-    `is_strict` is False for a scaler that is not enabled: calls may then be repeated, but `unscale` and `step` must
-    still be in the same function, or both in eager code. `needs_max_abs` is True if `Adjust` needs the largest
-    magnitude of the gradients, and `has_detector` if steps can be skipped as spikes.
+    `is_strict` is False for a scaler that is not enabled, whose calls may be repeated. `needs_max_abs` is True if
+    `Adjust` needs the largest magnitude of the gradients, and `has_detector` if steps can be skipped as spikes.
 
     Examples:
         >>> from tfmp.core.distribute import SingleProcess

@@ -14,10 +14,10 @@ from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, ge
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.properties import StepProperties
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import agree, attempt, drain
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
 from tfmp.grad_scaler.arguments import (
     refuse_in_graph,
     validate_kwargs,
@@ -26,19 +26,23 @@ from tfmp.grad_scaler.arguments import (
     validated_steps,
 )
 from tfmp.grad_scaler.calls import Calls
-from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NEVER_SCALED = (
+    "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
+    "not the loss itself."
+)
 #: The entry for the spike detector in what `state_dict` returns.
 _SPIKES = "spike_detector"
 
 
-class GradScaler(StepProperties, tf.Module):
+class GradScaler(StepsWithRanges, tf.Module):
     """Loss scaling for hand-written training loops, with the methods of torch.amp.GradScaler.
 
     An iteration may have any number of losses and optimizers. The optimizers may be those of any Keras, those of
@@ -163,7 +167,7 @@ class GradScaler(StepProperties, tf.Module):
         # As attributes of this module these are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
-        self._losses = ScaledLosses()
+        self._watch = UnscaledLossWatch()
         self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
         self._calls = Calls(
             is_strict=self._enabled, needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None
@@ -223,7 +227,7 @@ class GradScaler(StepProperties, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
-        self._losses.note_read()
+        self._watch.note()
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
@@ -286,9 +290,8 @@ class GradScaler(StepProperties, tf.Module):
             return losses
 
         def scale(loss: tf.Tensor) -> tf.Tensor:
-            scaled = self._scaler.scale(loss)
-            self._losses.note(scaled)
-            return scaled
+            self._watch.note()
+            return self._scaler.scale(loss)
 
         return tf.nest.map_structure(scale, list(losses) if isinstance(losses, Iterator) else losses)
 
@@ -359,7 +362,7 @@ class GradScaler(StepProperties, tf.Module):
         averaged = self._averaged(grads, distribution)
         if not self._enabled:
             return averaged, Checked(Found(tf.constant(True)), unclipped=averaged)
-        self._losses.warn_if_not_scaled(grads)
+        self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
         return self._unscaled_and_checked(averaged, self._scaler.facts(distribution))
 
     def _unscaled_and_checked(self, grads: Gradients, facts: Facts) -> tuple[list[Gradient], Checked]:
@@ -624,7 +627,7 @@ class GradScaler(StepProperties, tf.Module):
         grads = lists.of_tensors(passed)
         if not checks:
             if self._enabled:
-                self._losses.warn_if_not_scaled(grads)
+                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
             return StepPart(adapter, self._averaged(grads, distribution), None)
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
         if all(grad is None for grad in rest):

@@ -1,6 +1,5 @@
 """One adapter for several optimizers that step together or not at all."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,38 +32,6 @@ class AdaptersTogether(OptimizerAdapter):
         programs = [adapter.program(part) for adapter, part in _with_own(self._adapters, grads)]
         of_keras = [program for program in programs if isinstance(program, KerasProgram)]
         return ProgramsTogether(of_keras) if len(of_keras) == len(programs) else None
-
-    def compiled_program(self, grads: Gradients) -> Program | None:
-        """Return what runs the compiled program of each optimizer that has one, and calls the others."""
-        programs = [adapter.compiled_program(part) for adapter, part in _with_own(self._adapters, grads)]
-        return None if all(program is None for program in programs) else _EachAlone(self._adapters, programs)
-
-
-class _EachAlone:
-    """Applies gradients in true magnitude: those of each optimizer by its program, or by the optimizer without one."""
-
-    def __init__(self, adapters: Sequence[OptimizerAdapter], programs: Sequence[Program | None]) -> None:
-        self._adapters = adapters
-        self._programs = programs
-        self._num_measures: list[int] = []
-
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return what the programs need, one after the other."""
-        parts = zip(self._programs, _with_own(self._adapters, grads), strict=True)
-        each = [[] if program is None else program.measure(part, loss_scale) for program, (_, part) in parts]
-        self._num_measures = list(map(len, each))
-        return list(itertools.chain.from_iterable(each))
-
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
-        """Run the programs, and call the optimizers that have none."""
-        own_measures = split(measures, self._num_measures)
-        rows = zip(self._programs, own_measures, _with_own(self._adapters, grads), strict=True)
-        return tf.group(
-            *(
-                adapter.apply(part) if program is None else program.apply(part, loss_scale, measured)
-                for program, measured, (adapter, part) in rows
-            )
-        )
 
 
 def _with_own(adapters: Sequence[OptimizerAdapter], grads: Gradients) -> list[tuple[OptimizerAdapter, Gradients]]:

@@ -2,30 +2,26 @@
 
 import inspect
 import logging
+import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.log import visible_logger
 from tfmp.core.managers.step_counters import LossScaleStatus
-from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.script_lines import line_of_call
 from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
-from tfmp.monitoring.fit_spikes import FitSpikes
 from tfmp.monitoring.norm_history import NormHistory
-from tfmp.monitoring.overflow_messages import OverflowMessages
-from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch, several_processes
+from tfmp.monitoring.reporter import Counts, Reporter, StepValues, with_values
+from tfmp.monitoring.stuck import OnStuck, StuckWatch, several_processes
 from tfmp.monitoring.summaries import FitSummaries
 from tfmp.optimizers.base import LossScaleOptimizer
-
-if TYPE_CHECKING:
-    from tfmp.monitoring.fit_ranges import FitRanges
-    from tfmp.ranges.history import RangeHistory
+from tfmp.ranges.history import RangeHistory
+from tfmp.ranges.recorders import FitRanges, trace_again
 
 # TensorFlow loads only the Keras that is its `tf.keras`. If tf_keras is loaded, the user has asked for it. A callback
 # derived from the base class of one Keras works in the `fit` of another Keras too: `fit` only calls its methods.
@@ -40,61 +36,47 @@ _logger = logging.getLogger("tfmp")
 class LossScaleCallback(keras.callbacks.Callback):
     """Adds `loss_scale`, `skipped_steps` and `gradient_norm` to the logs of `fit`, after each batch and each epoch.
 
-    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show these values in the same way
-    as they show the loss. `loss_scale` is the scale after the batch, `skipped_steps` is the total number of skipped
-    steps so far, and `gradient_norm` is the norm of the gradients of the last step, unscaled and before clipping. If
-    the optimizer has a `tfmp.SpikeDetector`, there is also `skipped_spikes`: how many of the skipped steps were skipped
-    as spikes. The callback moves itself to the front of the list of callbacks, so that those given to `fit`
-    before it see the values too. Validation, `evaluate` and `predict` are not changed.
+    The progress bar, `History`, `CSVLogger`, `TensorBoard` and other callbacks then show these values as they show the
+    loss: the scale after the batch, the total number of skipped steps so far, and the norm of the gradients of the last
+    step, unscaled and before clipping. If the optimizer has a `tfmp.SpikeDetector`, there is also `skipped_spikes`: how
+    many of the skipped steps were skipped as spikes. The callback moves itself to the front of the list of callbacks,
+    so that those before it see the values too. Validation, `evaluate` and `predict` are not changed.
 
-    Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report does three things:
+    Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report writes TensorBoard
+    summaries, if `summary_dir` is given. After skipped steps it names the variables whose gradients overflowed at the
+    last skipped step, or made the norm of the last spike so large. It warns, once until a step has been applied, if
+    training is stuck, which means one of three things: steps are skipped although the loss scale is at its lowest
+    value; the scale was lowered many times in a row without one applied step; or the loss is infinite or NaN. At the
+    end of `fit` the callback logs how often the gradient of each variable overflowed during that `fit`.
 
-    * It writes TensorBoard summaries, if `summary_dir` is given.
-    * After skipped steps, it names the variables whose gradients overflowed at the last skipped step, or made the
-      norm of the last spike so large.
-    * It warns if training is stuck, which means one of three things: steps are skipped although the loss scale is at
-      its lowest value; the scale was lowered many times in a row without one applied step; or the loss is infinite or
-      NaN. The warning is not repeated until a step has been applied.
-
-    At the end of `fit` the callback logs how often the gradient of each variable overflowed during that `fit`. If
-    several processes train together, give the callback to each of them. A loss belongs to one process alone, so in
-    that case a bad loss causes a warning but never ends the training.
-
-    Messages go to `logging.getLogger("tfmp")`. When the callback first names a variable, it sets the level of
-    this logger to INFO unless the program has set a level, and adds a handler for standard error if none is set up.
+    If several processes train together, give the callback to each of them. A loss belongs to one process alone, so in
+    that case a bad loss causes a warning but never ends the training. Messages go to `logging.getLogger("tfmp")`. When
+    the callback first names a variable, it sets the level of this logger to INFO unless the program has set a level,
+    and adds a handler for standard error if none is set up.
 
     Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
-    reads them only with `verbose=1`, or if another callback needs numbers. In all other cases nothing is added to the
-    logs of a batch, so `TensorBoard(update_freq="batch")` without such a callback shows the values by epoch only.
-
-    The progress bar of Keras 2 (tf_keras too) and of Keras 3 before 3.11 shows the mean over the epoch of each value
-    that is not a metric of the model. To see the values themselves, use `verbose=2`. In Keras 2 you can also put
-    `keras.callbacks.ProgbarLogger("steps", stateful_metrics=["loss_scale", "skipped_steps"])` behind this callback.
-
-    If the model's optimizer is not a `tfmp.LossScaleOptimizer` (and no `scaler` is given), the callback shows nothing
-    and warns once: a float16 model needs loss scaling, and for a float32 or bfloat16 model the callback has no use.
+    reads them only with `verbose=1`, or if another callback needs numbers; otherwise it shows them by epoch only. Its
+    progress bar, and that of Keras 3 before 3.11, shows means over the epoch. If the model's optimizer is not a
+    `tfmp.LossScaleOptimizer` (and no `scaler` is given), the callback shows nothing and warns once.
 
     Args:
         every_n_steps: The number of batches between two reports of an epoch.
-        summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
-            there, `gradient_norm`, and `skipped_spikes` if there is a detector. Their step is the optimizer's
-            `iterations`, or, if `scaler` is given, the number of its applied steps. By default no summaries are
-            written.
+        summary_dir: A directory for TensorBoard summaries, by default none. Each report writes the fields of
+            `tfmp.LossScaleStatus` there, `gradient_norm`, and `skipped_spikes` if there is a detector. Their step is
+            the optimizer's `iterations`, or, if `scaler` is given, the number of its applied steps.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends `fit`, "raise"
             raises `LossScaleStuckError`.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
             step.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients and weights;
             by default there are none. A recording counts the gradients of one step on the device; other steps only read
-            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs (the
-            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits), NaN
-            before the first recording (so where the progress bar shows means, see above, they stay NaN until the next
-            epoch). It also writes these and TensorBoard histograms, whose horizontal axis is the exponent, to
-            `summary_dir`. See the property `ranges`.
+            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the
+            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits; NaN
+            before the first recording. It also writes these and TensorBoard histograms, whose horizontal axis is the
+            exponent, to `summary_dir`. See the property `ranges`.
         ranges_batch: Inputs and labels, as `fit` takes them. With them, each recording also runs this batch forward and
-            backward, in the types and at the loss scale of the training, to count activations and their gradients.
-            The shares are then those of the gradients for weights and for activations together. The model must be
-            compiled with a loss.
+            backward, in the types and at the loss scale of the training, to count activations and their gradients. The
+            shares are then those of all these gradients. The model must be compiled with a loss.
         gradient_norm: Whether the norm of the gradients is measured and shown. It costs little on a single replica, and
             with Keras 2, which sums gradients before the check; otherwise the replicas sum all gradients once more. If
             several processes train together, it is shown only if the optimizer's `record_gradient_norm` was called in
@@ -141,13 +123,12 @@ class LossScaleCallback(keras.callbacks.Callback):
         self.params: dict[str, Any] = {}
         self._every_n_steps = settings.count("every_n_steps", every_n_steps)
         self._summaries = FitSummaries(summary_dir)
-        self._stuck = StuckWatch(on_stuck, stuck_after)
+        self._reporter = Reporter(StuckWatch(on_stuck, stuck_after))
         self._batches = 0
         if ranges_batch is not None and ranges_every_n_steps is None:
             raise ValueError("ranges_batch is looked at every ranges_every_n_steps steps: pass that, too.")
-        self._ranges = None if ranges_every_n_steps is None else _fit_ranges(ranges_every_n_steps, ranges_batch)
-        self._overflow_messages = OverflowMessages()
-        self._spikes = FitSpikes(shows_norm=settings.flag("gradient_norm", gradient_norm))
+        self._ranges = None if ranges_every_n_steps is None else FitRanges(ranges_every_n_steps, ranges_batch)
+        self._shows_norm = settings.flag("gradient_norm", gradient_norm)
         self._warned_about_optimizer = False
 
     @property
@@ -156,10 +137,10 @@ class LossScaleCallback(keras.callbacks.Callback):
 
         `callback.norms.plot("norms.png")` draws them.
         """
-        return self._spikes.history
+        return self._reporter.norms
 
     @property
-    def ranges(self) -> "RangeHistory":
+    def ranges(self) -> RangeHistory:
         """The recorded powers of two; `callback.ranges.plot("ranges.png")` draws it.
 
         Raises:
@@ -167,14 +148,10 @@ class LossScaleCallback(keras.callbacks.Callback):
         """
         if self._ranges is None:
             raise ValueError("no ranges are looked at: pass ranges_every_n_steps to LossScaleCallback.")
-        return self._ranges.history
+        return self._reporter.ranges
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch.
-
-        Args:
-            params: What Keras passes to every callback: `verbose`, `epochs` and `steps`.
-        """
+        """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch."""
         super().set_params(params)
         # Private API of Keras 2, which converts the logs of every batch to numbers, and so waits for the device, unless
         # this attribute is True for all callbacks that it calls after a batch. Its CallbackList reads the attribute
@@ -182,76 +159,56 @@ class LossScaleCallback(keras.callbacks.Callback):
         self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Move to the front of the callbacks, and warn if the model has no loss scale.
-
-        Args:
-            logs: Not used; Keras passes None.
-        """
+        """Move to the front of the callbacks, and warn if the model has no loss scale."""
         del logs
         _put_in_front(self)
-        several = several_processes(self.model.distribute_strategy)
-        self._stuck.start(several=several)
-        self._batches = 0
-        opt = self.model.optimizer
-        if self._opt is not None:
-            self._overflow_messages = OverflowMessages(self._overflow_reports())
-            self._spikes.begin(self.model, self._opt, several=several)
+        opt = self._opt
+        if opt is not None:
+            several = several_processes(self.model.distribute_strategy)
+            # If replicas sum gradients to measure the norm, all processes must, and perhaps only one has a callback.
+            if self._shows_norm and not several:
+                opt.record_gradient_norm()
+                if math.isnan(float(opt.gradient_norm)):
+                    trace_again(self.model)
+            self._batches = 0
+            self._reporter.begin(self._summaries, [self._counts()], several=several)
             if self._ranges is not None:
-                self._ranges.begin(self.model, self._opt)
-            return
-        if not self._warned_about_optimizer:
+                self._ranges.begin(self.model, opt)
+        elif not self._warned_about_optimizer:
             self._warned_about_optimizer = True
-            _logger.warning("%s", _advice(self.model, opt, line_of_call()))
+            _logger.warning("%s", _advice(self.model, self.model.optimizer, line_of_call()))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Request the ranges of the coming step's gradients, if it is a step to record.
-
-        Args:
-            batch: The index of the batch in its epoch.
-            logs: Not used.
-        """
+        """Request the ranges of the coming step's gradients, if it is a step to record."""
         del batch, logs
         if self._ranges is not None and self._opt is not None:
             self._ranges.before_step()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the values to the logs of a batch if Keras reads these logs, and report if a report is due.
-
-        Args:
-            batch: The index of the batch in its epoch.
-            logs: The loss and the metrics of the batch. The values are added to this dictionary.
-        """
+        """Add the values to the logs of a batch if Keras reads these logs, and report if a report is due."""
         # Counted by the index, because with `steps_per_execution` Keras calls this method for some batches only.
         before = self._batches if self._batches <= batch else 0
         self._batches = batch + 1
-        self._record_ranges(self._batches - before)
+        if self._ranges is not None and self._opt is not None:
+            recording = self._ranges.after_steps(self._batches - before)
+            if recording is not None:
+                self._reporter.record(recording, self._step())
         # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
         # more than the metrics, so nothing may be added to it.
-        if not any(isinstance(value, tf.Tensor) for value in (logs or {}).values()):
-            self._add_to(logs)
-        if self._batches // self._every_n_steps > before // self._every_n_steps:
-            self._report(logs)
+        is_read = not any(isinstance(value, tf.Tensor) for value in (logs or {}).values())
+        is_due = self._batches // self._every_n_steps > before // self._every_n_steps
+        self._tell(logs, is_read=is_read, is_due=is_due)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the values to the logs of an epoch, and report.
-
-        Args:
-            epoch: Not used.
-            logs: The loss and the metrics of the epoch. The values are added to this dictionary.
-        """
+        """Add the values to the logs of an epoch, and report."""
         del epoch
-        self._add_to(logs)
-        self._report(logs)
+        self._tell(logs, is_read=True, is_due=True)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Log how often the gradient of each variable overflowed since `fit` began.
-
-        Args:
-            logs: Not used.
-        """
+        """Log how often the gradient of each variable overflowed since `fit` began."""
         del logs
         if self._opt is not None:
-            self._show_tables()
+            self._reporter.finish([self._counts()])
 
     @property
     def _opt(self) -> Any:  # noqa: ANN401 - an object of any Keras
@@ -260,52 +217,41 @@ class LossScaleCallback(keras.callbacks.Callback):
             return self._scaler
         return self.model.optimizer if isinstance(self.model.optimizer, LossScaleOptimizer) else None
 
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
-        if logs is not None and self._opt is not None:
-            # Read from the manager: a GradScaler takes a read of its own `loss_scale` as a sign that the script scales
-            # the loss by hand.
-            loss_scale = self._opt.manager.get_loss_scale()
-            logs.update(loss_scale=float(loss_scale), skipped_steps=int(self._opt.skipped_steps))
-            logs.update(self._spikes.scalars())
+    def _tell(self, logs: dict[str, Any] | None, *, is_read: bool, is_due: bool) -> None:
+        """Add the values of the last step to the logs if Keras reads these, and report them if a report is due."""
+        if self._opt is None or not (is_read or is_due):
+            return
+        values = self._values()
+        if is_read and logs is not None:
+            self._reporter.see(values)
+            logs.update(loss_scale=values.status.loss_scale, skipped_steps=values.status.skipped_steps)
+            logs.update(values.shown())
             if self._ranges is not None:
-                logs.update(self._ranges.scalars())
-
-    def _record_ranges(self, steps: int) -> None:
-        if self._ranges is None or self._opt is None:
-            return
-        recording = self._ranges.after_steps(steps)
-        if recording is not None:
-            self._summaries.write(self._summary_step(), recording.scalars(), recording.tagged())
-
-    def _report(self, logs: dict[str, Any] | None) -> None:
-        if self._opt is None:
-            return
-        manager = self._opt.manager
-        status = _numbers(manager.get_status())
-        self._summaries.write(self._summary_step(), {**status._asdict(), **self._spikes.scalars()})
-        for sentence in self._overflow_messages.new_overflows(self._overflow_reports()):
-            visible_logger().info("%s", sentence)
-        self._spikes.report()
-        losses = [float(logs["loss"])] if logs and "loss" in logs else []
-        try:
-            if self._stuck.wants_stop(manager, status, losses):
+                logs.update(self._reporter.ranges._scalars())
+        if is_due:
+            losses = [float(logs["loss"])] if logs and "loss" in logs else []
+            if self._reporter.report([values._replace(counts=self._counts(), losses=losses)], self._step()):
                 self.model.stop_training = True
-        except LossScaleStuckError:
-            # Keras does not call `on_train_end` after an error.
-            self._show_tables()
-            raise
 
-    def _overflow_reports(self) -> list[OverflowReport]:
-        return [
-            OverflowReport(report.names, np.asarray(report.last), np.asarray(report.steps))
-            for report in self._opt.overflow_reports()
-        ]
+    def _values(self) -> StepValues:
+        """Return what the logs show of the last step."""
+        opt = self._opt
+        # From the manager: a GradScaler takes a read of its own `loss_scale` as a sign that the script scales by hand.
+        status = LossScaleStatus(*(np.asarray(value).item() for value in opt.manager.get_status()))
+        norm = float(opt.gradient_norm) if self._shows_norm and opt.records_gradient_norm else None
+        return StepValues(opt.manager, status, norm, None if opt.spike_detector is None else int(opt.skipped_spikes))
 
-    def _show_tables(self) -> None:
-        for table in self._overflow_messages.summary_tables(self._overflow_reports()):
-            visible_logger().info("%s", table)
+    def _counts(self) -> Counts:
+        overflows, spikes, detector = self._opt.overflow_reports(), self._opt.spike_reports(), self._opt.spike_detector
+        return Counts(
+            overflows=[with_values(report, map(np.asarray, report[1:])) for report in overflows],
+            spikes=[with_values(report, map(np.asarray, report[1:])) for report in spikes],
+            lasting_changes=0 if detector is None else int(detector.lasting_changes),
+            max_consecutive_skips=0 if detector is None else detector.max_consecutive_skips,
+        )
 
-    def _summary_step(self) -> int:
+    def _step(self) -> int:
+        """Return the step of summaries."""
         # A train_step with a scaler may use several optimizers, so none of their `iterations` counts its steps.
         step = self._opt.iterations if self._scaler is None else self._opt.applied_steps
         # Of a variable with copies on replicas, int() makes no number.
@@ -323,33 +269,12 @@ class LossScaleCallback(keras.callbacks.Callback):
         return False
 
 
-def _fit_ranges(every_n_steps: int, batch: Any) -> "FitRanges":  # noqa: ANN401 - whatever the model takes
-    # Not at the top of the file: few programs use it, and it takes half of the time to import this module.
-    from tfmp.monitoring.fit_ranges import FitRanges
-
-    return FitRanges(settings.count("ranges_every_n_steps", every_n_steps), batch)
-
-
-def _numbers(status: LossScaleStatus) -> LossScaleStatus:
-    """Return a status with Python numbers in place of tensors."""
-    return LossScaleStatus(*(np.asarray(value).item() for value in status))
-
-
-def _computes_in_float16(model: Any) -> bool:  # noqa: ANN401 - an object of any Keras
-    keras = keras_of(model, "layers.Layer")
-    return keras is not None and any(
-        compute_dtype(keras, layer) == "float16" for layer in called_layers_of(keras, model)
-    )
-
-
 def _put_in_front(callback: LossScaleCallback) -> None:
     """Move a callback to the front of the list of callbacks that Keras is calling, if that list can be found.
 
-    Without this, a `CSVLogger` in front of the callback would miss our values, because it takes its columns from the
-    first logs that it sees.
+    A `CSVLogger` in front of it would miss our values: it takes its columns from the first logs that it sees.
     """
-    # Keras gives a callback no access to the other callbacks. The list is therefore read from the call stack, where one
-    # of the frames is a method of Keras' `CallbackList`.
+    # Keras gives a callback no access to the others, but one frame of the call stack is a method of its `CallbackList`.
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -363,7 +288,10 @@ def _put_in_front(callback: LossScaleCallback) -> None:
 
 def _advice(model: Any, opt: Any, line: str) -> str:  # noqa: ANN401 - an object of any Keras
     inner = getattr(opt, "inner_optimizer", None)
-    in_float16 = _computes_in_float16(model)
+    keras = keras_of(model, "layers.Layer")
+    in_float16 = keras is not None and any(
+        compute_dtype(keras, layer) == "float16" for layer in called_layers_of(keras, model)
+    )
     if inner is not None:
         found = "Keras' own LossScaleOptimizer, which tfmp does not watch"
     elif in_float16:

@@ -22,15 +22,9 @@ class NormHistory:
     """The norms of the gradients that a callback or a hook has seen, the oldest first.
 
     Examples:
-        >>> import tensorflow as tf
-        >>> import tfmp
-        >>> w = tf.Variable(0.0)
-        >>> opt = tfmp.LossScaleOptimizer(
-        ...     tf.compat.v1.train.GradientDescentOptimizer(1.0), 1024, skip_spikes=tfmp.SpikeDetector(max_norm=5))
         >>> history = NormHistory()
-        >>> for factor in (2.5, 80.0):
-        ...     _ = opt.minimize(lambda: w * factor, var_list=[w])
-        ...     history._add(float(opt.gradient_norm), opt.manager.get_status(), int(opt.skipped_spikes))
+        >>> history._add(2.5, LossScaleStatus(1024.0, True, True, 1, 1, 0, 0), skipped_spikes=0)
+        >>> history._add(80.0, LossScaleStatus(1024.0, False, True, 2, 1, 1, 1), skipped_spikes=1)
         >>> history.to_dict()
         {'step': [1, 2], 'gradient_norm': [2.5, 80.0], 'skipped_spikes': [0, 1]}
 
@@ -43,10 +37,9 @@ class NormHistory:
     def _add(self, norm: float, status: LossScaleStatus, skipped_spikes: int) -> None:
         """Add what was seen after a step, unless there was none, or it was seen already."""
         step = int(status.attempted_steps)
-        if step == (self._seen[-1].step if self._seen else 0):
-            return
-        is_spike = bool(status.last_step_finite) and not bool(status.last_step_applied)
-        self._seen.append(_Seen(step, norm, skipped_spikes, is_spike))
+        if step != (self._seen[-1].step if self._seen else 0):
+            is_spike = bool(status.last_step_finite) and not bool(status.last_step_applied)
+            self._seen.append(_Seen(step, norm, skipped_spikes, is_spike))
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the steps, the norms, and how many steps were skipped as spikes until then, as lists."""
@@ -72,15 +65,14 @@ class NormHistory:
         figure = require("matplotlib.figure", extra="plot").Figure(figsize=(9, 3.2), layout="constrained")
         axis = figure.subplots()
         finite = [seen for seen in self._seen if math.isfinite(seen.norm)]
-        overflows = [seen.step for seen in self._seen if not math.isfinite(seen.norm)]
         axis.plot([seen.step for seen in finite], [seen.norm for seen in finite], linewidth=0.8, color="tab:blue")
-        spikes = [seen for seen in finite if seen.is_spike]
+        spikes = [(seen.step, seen.norm) for seen in finite if seen.is_spike]
         if spikes:
-            steps, norms = [seen.step for seen in spikes], [seen.norm for seen in spikes]
-            axis.plot(steps, norms, "x", color="tab:red", label="skipped as a spike")
+            axis.plot(*zip(*spikes, strict=True), "x", color="tab:red", label="skipped as a spike")
+        overflows = [(seen.step, 1.0) for seen in self._seen if not math.isfinite(seen.norm)]
         if overflows:
-            top = [1.0] * len(overflows)
-            axis.plot(overflows, top, "v", color="tab:orange", transform=axis.get_xaxis_transform(), label="overflow")
+            at_top = {"transform": axis.get_xaxis_transform(), "label": "overflow"}
+            axis.plot(*zip(*overflows, strict=True), "v", color="tab:orange", **at_top)
         if spikes or overflows:
             axis.legend()
         # Matplotlib warns if there is nothing to show on a logarithmic axis.

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from tfmp.core import settings
 from tfmp.core.distribute.horovod_detection import running_horovod
@@ -11,8 +11,6 @@ from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 
 OnStuck: TypeAlias = Literal["warn", "raise", "stop"]
-
-_POLICIES = ("warn", "raise", "stop")
 
 #: A floor that leaves room for gradients of up to 2**36. Gradients that overflow here are not too large, but wrong.
 _LOW_FLOOR = 2.0**-20
@@ -38,12 +36,7 @@ class LossScaleStuckError(RuntimeError):
 
 
 def why_stuck(
-    status: LossScaleStatus,
-    lowest_loss_scale: float,
-    skips_per_backoff: int | None,
-    stuck_after: int,
-    skips_at_floor: int = 0,
-    loss: float | None = None,
+    manager: LossScaleManager, status: LossScaleStatus, stuck_after: int, skips_at_floor: int, loss: float | None
 ) -> str | None:
     """Return a sentence that says why training is stuck, or None if it is not stuck.
 
@@ -58,20 +51,13 @@ def why_stuck(
           skipped (stuck_after, if skips_per_backoff is None)
 
     Fewer skipped steps at the floor may come from single bad batches, which can overflow at any scale.
-
-    Args:
-        status: The manager's status, with Python numbers as fields.
-        lowest_loss_scale: The floor of the manager.
-        skips_per_backoff: The number of skipped steps in a row after which the manager lowers the scale; None if the
-            manager never lowers it, or does not tell.
-        stuck_after: The number of back-offs in a row, without an applied step, after which training is stuck.
-        skips_at_floor: The number of steps in a row that are known to have been skipped while the scale was at its
-            floor.
-        loss: The unscaled loss of the last step; None if it is not known.
+    `skips_at_floor` are the steps in a row that are known to have been skipped at the floor. The status, whose fields
+    are numbers, and the loss, if it is known, are those of the last step.
     """
     # A step that was finite and not applied is a spike.
     if status.last_step_applied or status.last_step_finite:
         return None
+    floor, skips_per_backoff = manager.lowest_loss_scale, manager.skips_per_backoff
     skips = int(status.consecutive_skipped_steps)
     if loss is not None and not math.isfinite(loss):
         name = "NaN" if math.isnan(loss) else "infinite"
@@ -81,8 +67,8 @@ def why_stuck(
         )
     if skips_at_floor >= max(skips_per_backoff or 0, 2):
         return (
-            f"the loss scale is at its floor, {lowest_loss_scale:.10g}, and {skips_at_floor} steps in a row overflowed "
-            f"all the same: {_why_at_floor(lowest_loss_scale)} {_SEARCH}"
+            f"the loss scale is at its floor, {floor:.10g}, and {skips_at_floor} steps in a row overflowed "
+            f"all the same: {_why_at_floor(floor)} {_SEARCH}"
         )
     if skips < stuck_after * (skips_per_backoff or 1):
         return None
@@ -123,15 +109,6 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy cla
     return sum(cluster.num_tasks(job) for job in cluster.jobs if job in ("chief", "worker")) > 1
 
 
-class _AtFloor(NamedTuple):
-    """The first status, within a streak of skipped steps, that found the scale at its floor."""
-
-    #: The number of applied steps. It identifies the streak, because an applied step ends it.
-    applied_steps: int
-    #: The number of skipped steps in a row.
-    skips: int
-
-
 class StuckWatch:
     """Warns, stops or raises when training is stuck, once for each streak of skipped steps.
 
@@ -143,9 +120,6 @@ class StuckWatch:
     the others waiting for it forever. The status is the same on all processes, so it may decide. A loss belongs to one
     process alone, so it causes a warning but does not stop the training.
 
-    `on_stuck` is "warn", which logs a warning; "stop", which logs it and makes `wants_stop` return True; or "raise",
-    which makes `wants_stop` raise `LossScaleStuckError`. `stuck_after` is that of `why_stuck`.
-
     Examples:
         >>> import tfmp
         >>> watch = StuckWatch("stop", stuck_after=64)
@@ -155,62 +129,52 @@ class StuckWatch:
     """
 
     def __init__(self, on_stuck: OnStuck, stuck_after: int) -> None:
-        if on_stuck not in _POLICIES:
+        if on_stuck not in get_args(OnStuck):
             raise ValueError(f'on_stuck must be "warn", "raise" or "stop", got {on_stuck!r}.')
         self._on_stuck = on_stuck
         self._stuck_after = settings.count("stuck_after", stuck_after)
-        self._several = False
-        # For each manager, the number of applied steps at its last warning, so that no streak is reported twice.
-        # Warnings about the loss of this process alone are recorded apart: such a warning must not keep this process
-        # from stopping later in the streak, when all the others stop.
-        self._reported: dict[LossScaleManager, int] = {}
-        self._reported_losses: dict[LossScaleManager, int] = {}
-        self._at_floor: dict[LossScaleManager, _AtFloor] = {}
-
-    @property
-    def only_warns(self) -> bool:
-        """Whether this watch only logs warnings, and never ends the training."""
-        return self._on_stuck == "warn"
+        self.start()
 
     def start(self, *, several: bool = False) -> None:
-        """Forget all earlier reports, because a new training run begins.
-
-        `several` tells whether several processes take each step together.
-        """
+        """Forget all earlier reports, because a new training run begins, perhaps of `several` processes together."""
         self._several = several
-        self._reported.clear()
-        self._reported_losses.clear()
-        self._at_floor.clear()
+        # A streak is known by the number of applied steps, because an applied step ends it. Here are the streaks of the
+        # last warnings, those about the loss of this process alone apart: such a warning must not keep this process
+        # from stopping later in the streak, when all the others stop.
+        self._reported: dict[tuple[LossScaleManager, bool], int] = {}
+        #: The streak at the floor, and how many of its steps were skipped when it was first seen there.
+        self._at_floor: dict[LossScaleManager, tuple[int, int]] = {}
 
     def wants_stop(
-        self,
-        manager: LossScaleManager,
-        status: LossScaleStatus,
-        losses: Iterable[float] = (),
-        *,
-        at_end: bool = False,
+        self, manager: LossScaleManager, status: LossScaleStatus, losses: Iterable[float] = (), *, at_end: bool = False
     ) -> bool:
         """Return True if training is stuck and should stop; log the reason once.
 
-        The status, with Python numbers as fields, and the unscaled losses, if they are known, are those of the last
-        step. If training is at its end, the watch only warns, whatever `on_stuck` says.
+        The status, with numbers as fields, and the unscaled losses, if they are known, are those of the last step. If
+        training is at its end, the watch only warns, whatever `on_stuck` says.
         """
-        loss = next((loss for loss in losses if not math.isfinite(loss)), None)
-        floor, per_backoff = manager.lowest_loss_scale, manager.skips_per_backoff
-        at_floor = self._skips_at_floor(manager, status)
         policy: OnStuck = "warn" if at_end else self._on_stuck
+        loss = next((loss for loss in losses if not math.isfinite(loss)), None)
+        skips_at_floor = self._skips_at_floor(manager, status)
         if loss is not None and self._several and policy != "warn":
-            reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
-            if _is_new(self._reported_losses, manager, status, reason):
+            reason = why_stuck(manager, status, self._stuck_after, skips_at_floor, loss)
+            if self._is_new((manager, True), status, reason):
                 _warn(f"{reason} The other processes do not see this loss, so training goes on.")
             loss = None
-        reason = why_stuck(status, floor, per_backoff, self._stuck_after, at_floor, loss)
-        if not _is_new(self._reported, manager, status, reason):
+        reason = why_stuck(manager, status, self._stuck_after, skips_at_floor, loss)
+        if not self._is_new((manager, False), status, reason):
             return False
         if policy == "raise":
             raise LossScaleStuckError(f"training is stuck: {reason}")
         _warn(f"{reason} Training stops here, because on_stuck is 'stop'." if policy == "stop" else f"{reason}")
         return policy == "stop"
+
+    def _is_new(self, key: tuple[LossScaleManager, bool], status: LossScaleStatus, reason: str | None) -> bool:
+        """Return True if there is a reason that this streak has not reported yet, and record that it is reported."""
+        if reason is None or self._reported.get(key) == status.applied_steps:
+            return False
+        self._reported[key] = int(status.applied_steps)
+        return True
 
     def _skips_at_floor(self, manager: LossScaleManager, status: LossScaleStatus) -> int:
         floor = manager.lowest_loss_scale
@@ -218,21 +182,10 @@ class StuckWatch:
         if isinstance(manager, FixedLossScaleManager) or floor <= 0 or status.loss_scale > floor:
             self._at_floor.pop(manager, None)
             return 0
-        now = _AtFloor(int(status.applied_steps), int(status.consecutive_skipped_steps))
-        seen = self._at_floor.get(manager)
-        if seen is None or seen.applied_steps != now.applied_steps:
-            self._at_floor[manager] = seen = now
-        return now.skips - seen.skips
-
-
-def _is_new(
-    reported: dict[LossScaleManager, int], manager: LossScaleManager, status: LossScaleStatus, reason: str | None
-) -> bool:
-    """Return True if there is a reason that this streak has not reported yet, and record that it is reported now."""
-    if reason is None or reported.get(manager) == status.applied_steps:
-        return False
-    reported[manager] = int(status.applied_steps)
-    return True
+        streak, skips = int(status.applied_steps), int(status.consecutive_skipped_steps)
+        if self._at_floor.get(manager, (None, 0))[0] != streak:
+            self._at_floor[manager] = (streak, skips)
+        return skips - self._at_floor[manager][1]
 
 
 def _warn(reason: str) -> None:

@@ -5,38 +5,35 @@ so that all small values share one. Here the horizontal axis is the exponent, an
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tfmp.core.gradients.exponents import LOWEST_EXPONENT
+from tfmp.ranges.exponents import LOWEST_EXPONENT
 from tfmp.ranges.histogram import RangeHistogram
 
-# These tell TensorBoard which of its plugins shows a tensor.
-_SCALAR = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-    data_class=1,  # the value of DATA_CLASS_SCALAR, which TensorFlow does not export
-)
-_HISTOGRAM = tf.compat.v1.SummaryMetadata(
-    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"),
-    data_class=2,  # the value of DATA_CLASS_TENSOR, which TensorFlow does not export
-)
+_Histograms: TypeAlias = Iterable[tuple[str, RangeHistogram]]
+
+
+def _metadata(plugin: str, data_class: int) -> tf.compat.v1.SummaryMetadata:
+    """Return what tells TensorBoard which of its plugins shows a tensor; TensorFlow does not export the classes."""
+    data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin)
+    return tf.compat.v1.SummaryMetadata(plugin_data=data, data_class=data_class)
+
+
+_SCALAR, _HISTOGRAM = _metadata("scalars", data_class=1), _metadata("histograms", data_class=2)
 
 
 class FitSummaries:
-    """Writes numbers and histograms during `fit`, to a directory for TensorBoard; without one it writes nothing.
-
-    The file is made when something is written first.
-    """
+    """Writes during `fit` to a file in a directory, made when something is written first; without one, nothing."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
 
-    def write(
-        self, step: int, scalars: Mapping[str, float], histograms: Iterable[tuple[str, RangeHistogram]] = ()
-    ) -> None:
+    def write(self, step: int, scalars: Mapping[str, float], histograms: _Histograms = ()) -> None:
         """Write to the disk."""
         if self._directory is None:
             return
@@ -50,6 +47,30 @@ class FitSummaries:
             for tag, histogram in histograms:
                 tf.summary.write(tag, buckets(histogram), metadata=_HISTOGRAM)
         self._writer.flush()
+
+    def flush(self) -> None:
+        """Do nothing: all is on the disk."""
+
+
+class GraphSummaries:
+    """Writes in a session of the current graph, to the file of a directory that other hooks write to as well."""
+
+    def __init__(self, directory: str | None) -> None:
+        self._writer = tf.compat.v1.summary.FileWriterCache.get(directory) if directory else None
+
+    def write(self, step: int, scalars: Mapping[str, float], histograms: _Histograms = ()) -> None:
+        """Write to the file, which may keep it in memory."""
+        if self._writer is not None:
+            value = tf.compat.v1.Summary.Value
+            values = [value(tag=tag, simple_value=float(number)) for tag, number in scalars.items()]
+            tensors = [(tag, tf.make_tensor_proto(buckets(histogram))) for tag, histogram in histograms]
+            values += [value(tag=tag, metadata=_HISTOGRAM, tensor=tensor) for tag, tensor in tensors]
+            self._writer.add_summary(tf.compat.v1.Summary(value=values), step)
+
+    def flush(self) -> None:
+        """Write to the disk."""
+        if self._writer is not None:
+            self._writer.flush()
 
 
 def buckets(histogram: RangeHistogram) -> npt.NDArray[np.float64]:
@@ -65,8 +86,3 @@ def buckets(histogram: RangeHistogram) -> npt.NDArray[np.float64]:
     columns = np.arange(found[0], found[-1] + 1)
     edges = (columns + LOWEST_EXPONENT).astype(np.float64)
     return np.stack([edges, edges + 1, histogram.counts[columns]], axis=1)
-
-
-def summary_value(tag: str, histogram: RangeHistogram) -> tf.compat.v1.Summary.Value:
-    """Return a histogram for a `tf.compat.v1.Summary`."""
-    return tf.compat.v1.Summary.Value(tag=tag, metadata=_HISTOGRAM, tensor=tf.make_tensor_proto(buckets(histogram)))

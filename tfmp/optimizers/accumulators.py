@@ -1,98 +1,107 @@
-"""The accumulators of a TF1 optimizer: one for each list of variables, separately in each graph and in eager code."""
+"""The accumulators of an optimizer: one for each list of variables, separately in each graph and in eager code."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator, accumulator_of_optimizer
 from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.adapters import is_overwritten, takes_float32_gradients
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.types import AddBuffer
+
+_Made: TypeAlias = list[tuple[Sequence[Any], GradientAccumulator]]
 
 
-class Accumulators(tf.Module):
+class Accumulators:
     """The accumulators of an optimizer that may take steps for several lists of variables, as in a GAN.
 
-    In a graph the accumulators' variables are global variables, which the script's initializer and `Saver` handle with
-    all others. Their names are `accumulation/sum_0`, `accumulation/kept` and so on, below the current name scope; those
-    for a second list of variables start with `accumulation_1`. In eager code a `tf.train.Checkpoint` that is given this
-    object holds the variables.
+    In a graph their variables are global variables: `accumulation/sum_0`, `accumulation/kept` and so on, below the
+    current name scope; those for a second list of variables start with `accumulation_1`. In eager code, `saved` holds
+    them in checkpoints.
 
-    The mean of a window stays in float32 for variables of half precision if `keeps_float32` is true.
-
-    Examples:
-        >>> import tfmp
-        >>> from tfmp.core.accumulation.settings import accumulation_settings
-        >>> accumulators = Accumulators(accumulation_settings(4, "window", None), tfmp.NonFiniteDetector())
-        >>> w, b = tf.Variable(1.0), tf.Variable(1.0)
-        >>> accumulators.of([w, b]) is accumulators.of([w, b]), accumulators.of([w]) is accumulators.of([b])
-        (True, False)
+    An optimizer of Keras calls `build` and has one accumulator, whose variables are its own. No checkpoint tracks this
+    object: Keras 3 would save these variables a second time.
     """
 
-    def __init__(
-        self, settings: AccumulationSettings, detector: OverflowDetector, *, keeps_float32: bool = False
-    ) -> None:
-        super().__init__()
-        self._settings = settings
+    def __init__(self, settings: AccumulationSettings, detector: OverflowDetector, optimizer: object) -> None:
+        self.settings = settings
         self._detector = detector
-        self._keeps_float32 = keeps_float32
-        self._in_graph = OncePerGraph(_ByVariables)
-        self._in_eager_code = _ByVariables()
-        #: The accumulators of eager code, in the order of their first use. Checkpoints contain the name of this
-        #: attribute, so it must not change.
-        self.windows: list[GradientAccumulator] = []
+        self._optimizer = optimizer
+        self._in_graph: OncePerGraph[_Made] = OncePerGraph(list)
+        self._in_eager_code: _Made = []
+        self._built: tuple[Sequence[Any], GradientAccumulator] | None = None
+        #: Holds those of eager code in the order of their first use. Checkpoints contain the name `windows`.
+        self.saved = tf.Module()
+        self.saved.windows = []
 
     @property
     def is_on(self) -> bool:
         """Whether a window has more than one micro-batch."""
-        return self._settings.accumulation_steps > 1
+        return self.settings.accumulation_steps > 1
 
-    def of(self, variables: Sequence[tf.Variable]) -> GradientAccumulator:
-        """Return the accumulator for a list of variables, in this order; the first call for a list makes it."""
-        with tf.init_scope():
-            eager = tf.executing_eagerly()
-            kept = self._in_eager_code if eager else self._in_graph.get()
-            found = kept.find(variables)
-            if found is not None:
-                return found
-            with tf.name_scope("accumulation"):
-                made = accumulator_of_optimizer(
-                    variables, self._settings, self._detector, keeps_float32=self._keeps_float32
-                )
-            # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
-            # replica may have added its accumulator while this one waited.
-            found = kept.find(variables)
-            if found is not None:
-                return found
-            kept.add(variables, made)
-            if eager:
-                self.windows.append(made)
-            return made
+    def build(self, variables: Sequence[Any], add_buffer: AddBuffer) -> None:
+        """Make the accumulator of an optimizer of Keras, if gradients are accumulated and it is not made yet."""
+        if not self.is_on or self._built is not None:
+            return
+        overwritten = [variable.name for variable in variables if is_overwritten(variable)]
+        if overwritten:
+            raise ValueError(
+                f"accumulation_steps={self.settings.accumulation_steps}, and the gradients of these variables are "
+                f"their next values (float8 scales), which have no mean: {', '.join(overwritten)}. Leave "
+                "accumulation_steps at 1, or train without float8."
+            )
+        self._built = list(variables), self._make(variables, add_buffer)
+
+    def of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
+        """Return the accumulator for these variables, in their order; None if gradients are not accumulated."""
+        if not self.is_on:
+            return None
+        if self._built is None:
+            return self._found_or_made(variables)
+        found = _find([self._built], variables)
+        if found is None:
+            raise ValueError(
+                f"the gradients are of {len(variables)} variables, which differ from the {len(self._built[0])} that "
+                "the optimizer was built with, or are in another order: with accumulation_steps pass a gradient for "
+                "each of those in every micro-batch, None where the loss does not depend on it."
+            )
+        return found
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that the accumulators made in the current graph; none in eager code."""
-        made = self._in_graph.made()
-        return [] if made is None else [each for accumulator in made for each in accumulator.variables]
+        return [each for _, accumulator in self._in_graph.made() or [] for each in accumulator.variables]
+
+    def _found_or_made(self, variables: Sequence[Any]) -> GradientAccumulator:
+        with tf.init_scope():
+            eager = tf.executing_eagerly()
+            kept = self._in_eager_code if eager else self._in_graph.get()
+            found = _find(kept, variables)
+            if found is None:
+                with tf.name_scope("accumulation"):
+                    made = self._make(variables)
+                # A strategy runs its replicas in threads that wait for each other whenever a variable is made. Another
+                # replica may have added its accumulator while this one waited.
+                found = _find(kept, variables)
+            if found is None:
+                found = made
+                kept.append((tuple(variables), made))
+                self.saved.windows.extend([made] if eager else [])
+            return found
+
+    def _make(self, variables: Sequence[Any], add_buffer: AddBuffer | None = None) -> GradientAccumulator:
+        keeps_float32 = takes_float32_gradients(self._optimizer)
+        return accumulator_of_optimizer(
+            variables, self.settings, self._detector, add_buffer, keeps_float32=keeps_float32
+        )
 
 
-class _ByVariables:
-    """A dictionary from lists of variables to accumulators.
-
-    It is not a `tf.Module`: a checkpoint of the accumulators would then also contain the trained variables.
-    """
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[tuple[tf.Variable, ...], GradientAccumulator]] = []
-
-    def find(self, variables: Sequence[tf.Variable]) -> GradientAccumulator | None:
-        # Variables are compared by identity, because in eager code several may have the same name.
-        for others, accumulator in self._pairs:
-            if tuple(map(id, others)) == tuple(map(id, variables)):
-                return accumulator
-        return None
-
-    def __iter__(self) -> Iterator[GradientAccumulator]:
-        return (accumulator for _, accumulator in self._pairs)
-
-    def add(self, variables: Sequence[tf.Variable], accumulator: GradientAccumulator) -> None:
-        self._pairs.append((tuple(variables), accumulator))
+def _find(made: _Made, variables: Sequence[Any]) -> GradientAccumulator | None:
+    # Variables are compared by identity, because in eager code several may have the same name.
+    for others, accumulator in made:
+        if len(others) == len(variables) and all(map(operator.is_, others, variables)):
+            return accumulator
+    return None

@@ -1,20 +1,26 @@
 """LossScaleOptimizer: the front door to the front-ends of all hosts."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import tensorflow as tf
 
+from tfmp.core import settings
+from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.distribute import Distribution
+from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, Specification
-from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.settings import not_default
-from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.step.properties import StepProperties
+from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
+from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
+from tfmp.core.step.scaler import Facts, LossScaler
+from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
 from tfmp.core.tracing import without_autograph
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
-from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
+from tfmp.ranges.gradient_ranges import StepsWithRanges
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +32,7 @@ else:
     _OptimizerOfHost = object
 
 
-class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
+class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     """Wraps an optimizer: scales the loss, and skips each step in which a gradient overflowed.
 
     The wrapper is an optimizer of the same framework as the one inside it: around a `tf.compat.v1.train.Optimizer` it
@@ -119,10 +125,8 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
-        """The variables of the wrapped optimizer and, for Keras, of the wrapper; a method for TF1, which returns them.
-
-        Around a legacy optimizer it is a method too, which returns the wrapped optimizer's variables alone.
-        """
+        """The variables of the wrapped optimizer; for Keras those of the wrapper too. A method for TF1, and around a
+        legacy optimizer a method for those of the wrapped optimizer alone."""
         name: Any
         """For Keras, but not for legacy optimizers: the name of the optimizer."""
         accumulation: Any
@@ -434,50 +438,91 @@ class LossScaleOptimizer(StepProperties, _OptimizerOfHost):
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
 
+    # What all front-ends share.
 
-def validated_aggregation_dtype(
-    dtype: str | tf.DType | None, is_distributed: bool, horovod_averages: bool
-) -> tf.DType | None:
-    """Return the dtype in which gradients are sent between Horovod's workers; None for their own dtype.
+    def _set_up(
+        self,
+        manager: LossScaleManager,
+        is_distributed: bool,
+        overflow_detector: OverflowDetector | None,
+        accumulation: AccumulationSettings,
+        skip_spikes: SpikeDetector | None,
+        aggregation_dtype: str | tf.DType | None = None,
+    ) -> None:
+        """Check and keep the arguments that mean the same for all optimizers; `inner_optimizer` is set already."""
+        self._loss_scale_manager = manager
+        self._is_distributed = settings.flag("is_distributed", is_distributed)
+        refuse_unsupported_horovods(self.inner_optimizer)
+        self._aggregation_dtype = _validated_aggregation_dtype(aggregation_dtype, is_distributed)
+        if self._is_of_horovod:
+            self._refuse_aggregation_dtype()
+        detector = validated_detector(overflow_detector)
+        self.spike_detector = validated_spike_detector(skip_spikes)
+        self._scaler = LossScaler(manager, detector, is_distributed, self._aggregation_dtype, self.spike_detector)
+        self._accumulators = Accumulators(accumulation, detector, self.inner_optimizer)
 
-    `horovod_averages` says that an optimizer of Horovod sends the gradients.
-    """
-    if dtype is None:
-        return None
-    # Horovod 0.28.1 sums no bfloat16.
-    if dtype != tf.float16:
-        raise ValueError(f'aggregation_dtype must be "float16" or None, got {dtype!r}.')
-    if not is_distributed:
-        raise ValueError("aggregation_dtype='float16' needs is_distributed=True: no gradients travel without it.")
-    if horovod_averages:
-        raise ValueError(
-            "aggregation_dtype='float16' is for an optimizer that Horovod did not make: leave it out, and give "
-            "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
-        )
-    return tf.float16
+    @property
+    def _is_of_horovod(self) -> bool:
+        """True if this optimizer contains Horovod's, or is of a subclass that Horovod made of its class."""
+        return is_horovods(self) or is_horovods(self.inner_optimizer)
+
+    def _refuse_aggregation_dtype(self) -> None:
+        """Raise `ValueError` if there is one, although an optimizer of Horovod sends the gradients."""
+        if self._aggregation_dtype is not None:
+            raise ValueError(
+                "aggregation_dtype='float16' is for an optimizer that Horovod did not make: leave it out, and give "
+                "hvd.DistributedOptimizer compression=hvd.Compression.fp16; or wrap the plain optimizer."
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the arguments of the constructor that are no objects of tfmp or of the host."""
+        return {"is_distributed": self._is_distributed, **self._accumulators.settings._asdict()}
+
+    def _settings_to_show(self) -> list[str]:
+        shown = settings.not_default(LossScaleOptimizer, {**self._settings(), "skip_spikes": self.spike_detector})
+        return [type(self.inner_optimizer).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
+
+    def _average_over_workers(
+        self, variables: Iterable[Any], distribution: Distribution, *, is_done: bool
+    ) -> Callable[[Gradients], list[Gradient]] | None:
+        """Return what averages unscaled gradients over Horovod's workers; None if that is done already."""
+        names, worker_average = names_of(variables), self._scaler.worker_average
+        return None if is_done else lambda grads: worker_average.mean(grads, names, distribution, are_scaled=False)
+
+    def _take_step(
+        self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool = False
+    ) -> Done:
+        """Apply this replica's gradients; or, if gradients are accumulated, add them to the current window."""
+        accumulator = self._accumulators.of(adapter.variables)
+        if accumulator is not None:
+            unscaled = in_true_magnitude(adapter, grads, facts.loss_scale) if are_scaled else grads
+            return accumulate(adapter, unscaled, facts, accumulator)
+        return take(step_of(adapter, grads, facts, are_scaled=are_scaled))
+
+    def _state_in_graph(self) -> list[tf.Variable]:
+        """Return the variables of the current graph that hold the wrapper's state, of which Keras 2 must be told."""
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return []
+        # Those of a manager that a user wrote are its attributes.
+        manager = self._loss_scale_manager
+        states = [manager._state_to_save(), *([] if self.spike_detector is None else self.spike_detector.states)]
+        of_states = [variable for state in states if state is not None for variable in state.in_graph()]
+        initialized = {id(variable) for variable in tf.compat.v1.global_variables()}
+        found = {id(each): each for each in [*of_states, *manager.variables, *self._accumulators.in_graph()]}
+        return [variable for key, variable in found.items() if key in initialized]
 
 
-def state_in_graph(
-    manager: LossScaleManager, accumulators: Accumulators, spike_detector: SpikeDetector | None
-) -> list[tf.Variable]:
-    """Return the variables of the current graph that hold a wrapper's state, and that an initializer must initialize.
+def of_inner(name: str) -> Any:  # noqa: ANN401 - a property, and what it returns
+    """Return a property for an attribute or method of the inner optimizer."""
 
-    In eager code there are none. Those of a manager that a user wrote are its attributes.
-    """
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return []
-    states = [manager._state_to_save(), *([] if spike_detector is None else spike_detector.states)]
-    of_states = [variable for state in states if state is not None for variable in state.in_graph()]
-    initialized = {id(variable) for variable in tf.compat.v1.global_variables()}
-    found = {id(variable): variable for variable in [*of_states, *manager.variables, *accumulators.in_graph()]}
-    return [variable for key, variable in found.items() if key in initialized]
+    def get(self: Any) -> Any:  # noqa: ANN401
+        return getattr(self.inner_optimizer, name)
 
+    def set_(self: Any, value: Any) -> None:  # noqa: ANN401
+        setattr(self.inner_optimizer, name, value)
 
-def settings_to_show(opt: object, settings: Mapping[str, Any]) -> list[str]:
-    """Return what the `repr` of a wrapper shows: the wrapped optimizer's type, and settings that are no defaults."""
-    shown = not_default(LossScaleOptimizer, settings)
-    return [type(opt).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
+    return property(get, set_, doc=f"`{name}` of the inner optimizer; an attribute can be set.")
 
 
 def optimizer_of(opt: Any, inner_optimizer: Any) -> Any:  # noqa: ANN401 - of any host
@@ -491,3 +536,14 @@ def refuse_wrapped(opt: object) -> None:
     """Raise `ValueError` if an optimizer is wrapped already."""
     if isinstance(opt, LossScaleOptimizer):
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
+
+
+def _validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bool) -> tf.DType | None:
+    if dtype is None:
+        return None
+    # Horovod 0.28.1 sums no bfloat16.
+    if dtype != tf.float16:
+        raise ValueError(f'aggregation_dtype must be "float16" or None, got {dtype!r}.')
+    if not is_distributed:
+        raise ValueError("aggregation_dtype='float16' needs is_distributed=True: no gradients travel without it.")
+    return tf.float16

@@ -13,35 +13,23 @@ from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 if TYPE_CHECKING:
     from tfmp.optimizers.base import LossScaleOptimizer
 
-#: The front-ends: the module of this package for each host, and the class in it.
+#: The classes of the front-ends by the module of this package that each is in; those for legacy optimizers are second.
 _CLASSES = {
-    "v1": "LossScaleOptimizerV1",
-    "keras3": "LossScaleOptimizerKeras3",
-    "keras215": "LossScaleOptimizerKeras215",
-    "tf_keras": "LossScaleOptimizerTfKeras",
-}
-#: Those for legacy optimizers, which the same modules have.
-_LEGACY_CLASSES = {
-    "keras215": "LossScaleOptimizerLegacyKeras215",
-    "tf_keras": "LossScaleOptimizerLegacyTfKeras",
+    "v1": ("LossScaleOptimizerV1",),
+    "keras3": ("LossScaleOptimizerKeras3",),
+    "keras215": ("LossScaleOptimizerKeras215", "LossScaleOptimizerLegacyKeras215"),
+    "tf_keras": ("LossScaleOptimizerTfKeras", "LossScaleOptimizerLegacyTfKeras"),
 }
 
 
 def front_end_for(opt: object) -> "type[LossScaleOptimizer]":
-    """Return the front-end for an optimizer, importing it.
-
-    Examples:
-        >>> front_end_for(tf.compat.v1.train.GradientDescentOptimizer(0.5)).__name__
-        'LossScaleOptimizerV1'
-    """
+    """Return the front-end for an optimizer, importing it."""
     if isinstance(opt, tf.compat.v1.train.Optimizer):
         return _front_end("v1")
-    keras = keras_of(opt, "optimizers.Optimizer")
-    if keras is not None:
-        return front_end_of(keras)
-    keras = keras_of(opt, "optimizers.legacy.Optimizer")
-    if keras is not None:
-        return _front_end(module_for(keras), _LEGACY_CLASSES)
+    for base in ("optimizers.Optimizer", "optimizers.legacy.Optimizer"):
+        keras = keras_of(opt, base)
+        if keras is not None:
+            return front_end_of(keras, legacy="legacy" in base)
     settings.refuse_class("opt", opt)
     raise TypeError(
         "opt must be a tf.compat.v1.train.Optimizer or an optimizer of Keras or tf_keras, "
@@ -64,14 +52,16 @@ def front_end_of_config(config: Mapping[str, Any]) -> "type[LossScaleOptimizer]"
     keras = importlib.import_module("keras")
     if (is_keras2s or is_legacy) and not is_keras2(keras):
         keras = importlib.import_module("tf_keras")
-    return _front_end(module_for(keras), _LEGACY_CLASSES if is_legacy else _CLASSES)
+    return front_end_of(keras, legacy=is_legacy)
 
 
-def front_end_of(keras: ModuleType) -> "type[LossScaleOptimizer]":
+def front_end_of(keras: ModuleType, *, legacy: bool = False) -> "type[LossScaleOptimizer]":
     """Return the front-end for the optimizers of `keras` or `tf_keras`, importing it; a Keras may be too old for it."""
-    return _front_end(module_for(keras))
+    return _front_end(module_for(keras), legacy=legacy)
 
 
-def _front_end(host: str, classes: Mapping[str, str] = _CLASSES) -> "type[LossScaleOptimizer]":
-    found: type[LossScaleOptimizer] = getattr(importlib.import_module(f"tfmp.optimizers.{host}"), classes[host])
+def _front_end(module: str, *, legacy: bool = False) -> "type[LossScaleOptimizer]":
+    found: type[LossScaleOptimizer] = getattr(
+        importlib.import_module(f"tfmp.optimizers.{module}"), _CLASSES[module][legacy]
+    )
     return found

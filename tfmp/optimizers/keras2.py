@@ -1,41 +1,83 @@
-"""The base class of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
+"""The base classes of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import names_of
-from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods, running_horovod
+from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
-from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
-from tfmp.optimizers.keras.accumulation import variables_of_each_replica
-from tfmp.optimizers.keras.arguments import (
-    manager_of_keras,
-    refuse_other_arguments,
-    validate_inner_optimizer,
-    warn_of_methods_never_called,
-)
-from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.base import of_inner
+from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
+from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
-from tfmp.optimizers.keras.methods import OfInnerOptimizer
 from tfmp.optimizers.keras.takeover import manager_from_keras2
-from tfmp.optimizers.keras2_tape import ScalingTape
-from tfmp.types import Gradient, Gradients, Loss
+from tfmp.types import Gradient, Loss
 
 
-class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
+class OfKeras2(OfAnyKeras):
+    """What the wrappers of Keras 2's optimizers have in common with those of its legacy optimizers."""
+
+    _inner_optimizer: Any
+    _iterations_include_skipped_steps: bool
+
+    learning_rate = of_inner("learning_rate")
+    #: The inner optimizer's count of steps. It can be set, for example to the global step. Skipped steps count only
+    #: with `iterations_include_skipped_steps=True`.
+    iterations = of_inner("iterations")
+
+    @property
+    def inner_optimizer(self) -> Any:  # noqa: ANN401 - of either package
+        """The wrapped optimizer."""
+        return self._inner_optimizer
+
+    # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
+    _optimizer = inner_optimizer
+
+    def _is_averaged(self, is_reduced: bool = False) -> bool:
+        # Horovod's optimizers average gradients where they compute them, and nowhere else.
+        return is_reduced or (self._is_of_horovod and self._loop.last_call == "compute_gradients")
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
+            "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
+            "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
+        }
+
+    @property
+    def apply(self) -> NoReturn:
+        """Not available: `apply` is a method of Keras 3's optimizers. Call `apply_gradients`."""
+        raise AttributeError("apply is Keras 3's: call apply_gradients(zip(grads, variables)).")
+
+    @property
+    def dynamic_counter(self) -> NoReturn:
+        """Not available: Keras' own wrapper counts finite steps here; read `manager.state_dict()` instead."""
+        raise AttributeError(
+            "dynamic_counter is the count of Keras' own wrapper: read the state of the loss-scale manager instead, "
+            "manager.state_dict()."
+        )
+
+    @classmethod
+    def _from_keras(cls, optimizer: Any) -> "OfKeras2":  # noqa: ANN401 - of either package
+        made: OfKeras2 = type.__call__(
+            cls, optimizer.inner_optimizer, manager_from_keras2(optimizer), iterations_include_skipped_steps=True
+        )
+        return made
+
+
+class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
     """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer.
 
     `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
@@ -43,8 +85,7 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
 
     * A skipped step does not change `iterations`, so learning rate schedules and bias corrections do not advance; with
       Keras' own wrapper they do, and here with `iterations_include_skipped_steps=True`.
-    * The argument `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each
-      variable.
+    * `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each variable.
     * `dynamic=False`, an argument of Keras' own wrapper, fixes the scale at `initial_scale`.
     * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
       optimizer has.
@@ -76,49 +117,29 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
-        inner_optimizer = optimizer_of(opt, inner_optimizer)
-        validate_inner_optimizer(self._keras, inner_optimizer)
-        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
+        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
-        self._jit_compile = validated_jit_compile(jit_compile)
-        self._compilers = UpdateCompilers(self._jit_compile)
+        self._iterations_include_skipped_steps = settings.flag(
+            "iterations_include_skipped_steps", iterations_include_skipped_steps
+        )
         self._inner_optimizer = inner_optimizer
         # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
         # so the constructor must get the inner optimizer's own values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
-        self._iterations_include_skipped_steps = settings.flag(
-            "iterations_include_skipped_steps", iterations_include_skipped_steps
+        self._set_up(
+            jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype
         )
-        refuse_unsupported_horovods(inner_optimizer)
-        dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, self._is_of_horovod)
-        self._aggregation_dtype = dtype
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, self._aggregation_dtype)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
+
+    use_ema = of_inner("use_ema")
+    ema_momentum = of_inner("ema_momentum")
 
     @property
     def _learning_rate(self) -> Any:  # noqa: ANN401 - a variable or a schedule
         # Keras' TensorBoard callback reads this private attribute of the optimizer, to log the rate of a schedule.
         return learning_rate_or_schedule(self.inner_optimizer)
-
-    @property
-    def use_ema(self) -> bool:
-        """Whether the inner optimizer keeps moving averages of the weights."""
-        return self.inner_optimizer.use_ema
-
-    @use_ema.setter
-    def use_ema(self, use_ema: bool) -> None:
-        self.inner_optimizer.use_ema = use_ema
-
-    @property
-    def ema_momentum(self) -> float:
-        """The momentum of the inner optimizer's moving averages."""
-        return self.inner_optimizer.ema_momentum
-
-    @ema_momentum.setter
-    def ema_momentum(self, ema_momentum: float) -> None:
-        self.inner_optimizer.ema_momentum = ema_momentum
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -129,21 +150,6 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         del variables[0]
         variables.extend(self.inner_optimizer.variables)
         return variables
-
-    def build(self, var_list: Iterable[tf.Variable]) -> None:
-        """Make the variables of the inner optimizer and those that accumulate gradients.
-
-        Args:
-            var_list: The variables to train.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-        """
-        var_list = lists.variables("var_list", var_list)
-        self.inner_optimizer.build(var_list)
-        self._accumulation.build(var_list, self._add_buffer)
-        self._build_spike_detector()
-        self._scaler.prepare(names_of(var_list))
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[tf.Variable] | Callable[[], Any], tape: tf.GradientTape | None = None
@@ -158,16 +164,11 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         tape = tape or tf.GradientTape()
         if is_foreign(self.inner_optimizer.compute_gradients) and not is_horovods(self.inner_optimizer):
             self._loop.last_call = "compute_gradients"
-            own_tape = ScalingTape(tape, self._scaler.scale, self._scaler.unscale)
+            own_tape = _ScalingTape(tape, self._scaler)
             return list(self.inner_optimizer.compute_gradients(loss, var_list, tape=own_tape))
         with tape:
             scaled = self.get_scaled_loss(loss)
-        grads_and_vars = self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape)
-        grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
-        lists.refuse_complex(grads, names_of(variables))
-        unscaled = self.get_unscaled_gradients(grads)
-        self._loop.last_call = "compute_gradients"
-        return list(zip(unscaled, variables, strict=True))
+        return self._unscaled(self.inner_optimizer.compute_gradients(scaled, var_list, tape=tape))
 
     @without_autograph
     def aggregate_gradients(
@@ -176,15 +177,6 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         """Sum gradients over the replicas of a strategy, and average them over Horovod's workers.
 
         `apply_gradients` does this by itself, unless it is called with `skip_gradients_aggregation=True`.
-
-        Args:
-            grads_and_vars: Pairs of a gradient and its variable.
-
-        Returns:
-            Pairs of the sum or mean of a gradient, and its variable.
-
-        Raises:
-            TypeError: `grads_and_vars` does not consist of such pairs.
         """
         pairs = lists.pairs(grads_and_vars)
         own = lists.of_tensors(grad for grad, _ in pairs)
@@ -192,11 +184,9 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
         summed = list(self.inner_optimizer.aggregate_gradients(given))
         if not summed:
             return summed
-        if not self._averages():
-            return summed
         grads, variables = zip(*summed, strict=True)
-        means = self._mean_over_workers(grads, variables, self._scaler.distribution())
-        return list(zip(means, variables, strict=True))
+        average = self._average_over_workers(variables, self._scaler.distribution(), is_done=self._is_averaged())
+        return summed if average is None else list(zip(average(grads), variables, strict=True))
 
     @without_autograph
     def apply_gradients(
@@ -213,89 +203,68 @@ class LossScaleOptimizerKeras2(OfInnerOptimizer, LossScaleOptimizerKeras):
             grads_and_vars: Pairs of a gradient and its variable.
             name: The name scope of the inner optimizer's ops.
             skip_gradients_aggregation: Whether the gradients are already summed over the replicas.
-            experimental_aggregate_gradients: The older name of this argument, with the opposite value: False means
-                `skip_gradients_aggregation=True`.
-
-        Returns:
-            `iterations`.
+            experimental_aggregate_gradients: The older name of this argument, with the opposite value.
         """
-        grads_and_vars = lists.pairs(grads_and_vars)
-        if not grads_and_vars:
+        pairs = lists.pairs(grads_and_vars)
+        if not pairs:
             # Keras accepts an empty list too: a model without weights has nothing to train.
             return self.iterations
-        grads, variables = zip(*grads_and_vars, strict=True)
-        lists.refuse_complex(grads, names_of(variables))
+        grads, variables = split(pairs)
         # The variables are made outside of a function that is being traced, so that they outlive its graph.
         with tf.init_scope():
             self.build(variables)
-
-        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         facts = self._scaler.facts()
-
-        def average(grads: Gradients) -> Gradients:
-            return self._mean_over_workers(grads, variables, facts.distribution)
-
+        is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         adapter = Keras2Adapter(
             self.inner_optimizer,
             variables,
             {} if name is None else {"name": name},
             compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
             aggregates=not is_reduced,
-            average=average if not is_reduced and self._averages() else None,
+            average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
-        self._step(adapter, grads, facts, are_scaled=are_scaled)
+        self._step(adapter, grads, facts)
         return self.iterations
 
     def _may_unscale_late(self) -> bool:
         # Horovod averages unscaled gradients. A dtype is for Horovod alone; without it, averaging raises an error.
         return running_horovod() is None and not self._is_of_horovod and self._aggregation_dtype is None
 
-    def get_config(self) -> dict[str, Any]:
-        """As in `tfmp.LossScaleOptimizer`."""
-        return {
-            **super().get_config(),
-            **self._own_settings(),
-        }
+    def _add(
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
+    ) -> tf.Variable:
+        del aggregation
+        return self.add_variable(shape, dtype, initializer, name)
 
-    def _own_settings(self) -> dict[str, Any]:
-        return {
-            "aggregation_dtype": None if self._aggregation_dtype is None else self._aggregation_dtype.name,
-            "iterations_include_skipped_steps": self._iterations_include_skipped_steps,
-            "jit_compile": self._jit_compile,
-        }
 
-    @property
-    def apply(self) -> NoReturn:
-        """Not available: `apply` is a method of Keras 3's optimizers. Call `apply_gradients`."""
-        raise AttributeError("apply is Keras 3's: call apply_gradients(zip(grads, variables)).")
+class _ScalingTape:
+    """Stands for a tape in a user's own `compute_gradients`: gradients of the scaled loss, in their true magnitude.
 
-    @property
-    def dynamic_counter(self) -> NoReturn:
-        """Not available: Keras' own wrapper counts finite steps here; read `manager.state_dict()` instead."""
-        raise AttributeError(
-            "dynamic_counter is the count of Keras' own wrapper: read the state of the loss-scale manager instead, "
-            "manager.state_dict()."
-        )
+    A method that clips gradients, or adds something to them, would do so in the wrong proportion if they were scaled.
+    """
 
-    @classmethod
-    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerKeras2":  # noqa: ANN401 - of either package
-        manager = manager_from_keras2(optimizer)
-        return cls(optimizer.inner_optimizer, manager, iterations_include_skipped_steps=True)
+    def __init__(self, tape: tf.GradientTape, scaler: LossScaler) -> None:
+        self._tape = tape
+        self._scaler = scaler
 
-    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        return self.add_variable(
-            shape=initial_value.shape,
-            dtype=initial_value.dtype,
-            initializer=lambda *_: tf.constant(initial_value),
-            name=name,
-        )
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method of a tape
+        return getattr(self._tape, name)
 
-    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-        with variables_of_each_replica():
-            return self.add_variable(shape, dtype, tf.zeros, name)
+    def __enter__(self) -> "_ScalingTape":
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._tape.__exit__(*raised)
+
+    def gradient(self, target: tf.Tensor, sources: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a tape's
+        """Return the gradients of a loss in their true magnitude, in the structure of the sources."""
+        with self._tape:
+            scaled = self._scaler.scale(target)
+        grads = self._tape.gradient(scaled, sources, *args, **kwargs)
+        return tf.nest.pack_sequence_as(grads, self._scaler.unscale(tf.nest.flatten(grads)))
 
 
 def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:

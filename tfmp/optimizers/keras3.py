@@ -2,37 +2,29 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import names_of, takes_float32_gradients
+from tfmp.core.adapters import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import built_with
-from tfmp.optimizers.base import optimizer_of
-from tfmp.optimizers.keras.accumulation import variables_of_each_replica
-from tfmp.optimizers.keras.arguments import (
-    manager_of_keras,
-    refuse_other_arguments,
-    validate_inner_optimizer,
-    warn_of_methods_never_called,
-)
-from tfmp.optimizers.keras.base import LossScaleOptimizerKeras
+from tfmp.optimizers.base import of_inner
+from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
+from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
-from tfmp.optimizers.keras3_float8 import follow, refuse_divided_next_values, scales_of_gradients
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -40,8 +32,9 @@ _logger = logging.getLogger("tfmp")
 register_own_classes(keras)
 
 
-#: The variables of Keras' own wrapper, in its order; those of the inner optimizer follow.
-_VARIABLES_OF_KERAS = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
+#: The weights of Keras' float8 layers that tell how large the gradients of their outputs are. Keras has no other way to
+#: tell them from those for inputs and kernels, which the loss scale does not change.
+_FLOAT8_SIZES_OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
 
 
 class _StateInFiles(StateInFiles, keras.losses.Loss):
@@ -67,9 +60,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     Examples:
         >>> import keras, tfmp
-        >>> w = keras.Variable([1.0, 2.0])
-        >>> manager = tfmp.ExponentialUpdateLossScaleManager(1024, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        >>> opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), manager)
+        >>> w, opt = keras.Variable([1.0, 2.0]), tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024)
         >>> for factor in (1.0, float("inf")):
         ...     with tf.GradientTape() as tape:
         ...         loss = opt.scale_loss(tf.reduce_sum(w.value) * factor)
@@ -84,7 +75,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     _keras = keras
     _unscales_by_default = True
     _state_in_files = _StateInFiles
-    _saved_by_keras = len(_VARIABLES_OF_KERAS)
+    _saved_by_keras = ("iteration", "learning_rate", "step_counter", "dynamic_scale")
     _settings_of_every_optimizer = MappingProxyType(
         {
             **LossScaleOptimizerKeras._settings_of_every_optimizer,
@@ -112,20 +103,16 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         name: str | None = None,
         **others: Any,  # noqa: ANN401 - what is refused
     ) -> None:
-        inner_optimizer = optimizer_of(opt, inner_optimizer)
+        _validate(dynamic)
+        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        _validate(inner_optimizer, accumulation)
-        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
-        _refuse_fixed(dynamic)
-        compilers = UpdateCompilers(validated_jit_compile(jit_compile))
+        _refuse_accumulating_twice(inner_optimizer, accumulation)
         manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
-        self._jit_compile = jit_compile
-        self._compilers = compilers
         self.inner_optimizer = inner_optimizer
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
+        self._set_up(jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes)
         warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
         # the constructor raises an error.
@@ -137,25 +124,15 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         # Before Keras 3.9 the parent class, Keras' own wrapper, has a count of its own.
         return self.inner_optimizer.iterations
 
-    @property
-    def optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
-
-        Raises:
-            AttributeError: The inner optimizer is not a `MultiOptimizer`.
-        """
-        optimizers: list[keras.optimizers.Optimizer] = self.inner_optimizer.optimizers
-        return optimizers
+    #: The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
+    optimizers = of_inner("optimizers")
 
     @property
     def dynamic_scale(self) -> keras.Variable | tf.Tensor:
         """As in Keras' own wrapper: the variable that holds the loss scale, whose `assign` sets the scale.
 
-        The next steps adjust the scale from there; a scale outside the manager's bounds is first brought within them.
-        If the manager's scale cannot be set, this is a tensor, as `loss_scale`.
-
-        Raises:
-            NotImplementedError: The attribute is set, and the manager's scale cannot be set.
+        The next steps adjust the scale from there, within the manager's bounds. If the manager's scale cannot be set,
+        this is a tensor, and setting the attribute raises a `NotImplementedError`.
         """
         holds = isinstance(self._loss_scale_manager, ExponentialUpdateLossScaleManager)
         return self._loss_scale_state.by_name()["loss_scale"] if holds else self.loss_scale
@@ -166,11 +143,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     @property
     def step_counter(self) -> keras.Variable:
-        """As in Keras' own wrapper: the variable that counts the finite steps since the loss scale last changed.
-
-        Raises:
-            AttributeError: The manager does not count them.
-        """
+        """As in Keras' own wrapper: the variable that counts the finite steps since the scale changed, if one does."""
         counted = self._loss_scale_state.by_name().get("good_steps")
         if counted is None:
             raise AttributeError(
@@ -179,32 +152,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             )
         return counted
 
-    def build(self, var_list: Iterable[keras.Variable]) -> None:
-        """Make the variables of the inner optimizer and those that accumulate gradients.
-
-        Args:
-            var_list: The variables to train.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-            ValueError: `accumulation_steps` is greater than 1, and the "gradient" of a variable is its next value, as
-                Keras has it for float8 scales.
-        """
-        var_list = lists.variables("var_list", var_list)
-        # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
-        keeps_float32 = takes_float32_gradients(self.inner_optimizer)
-        self._accumulation.build(var_list, self._add_buffer, keeps_float32=keeps_float32)
-        self.inner_optimizer.build(var_list)
-        keras.optimizers.Optimizer.build(self, var_list)
-        self._build_spike_detector()
-        self._scaler.prepare(names_of(var_list))
-
-    def get_config(self) -> dict[str, Any]:
-        """As in `tfmp.LossScaleOptimizer`."""
-        return {**super().get_config(), **self._own_settings()}
-
-    def _own_settings(self) -> dict[str, Any]:
-        return {"jit_compile": self._jit_compile}
+    def _build_optimizers(self, variables: Sequence[keras.Variable]) -> None:
+        super()._build_optimizers(variables)
+        keras.optimizers.Optimizer.build(self, variables)
 
     def compute_gradients(
         self, loss: Loss, var_list: Iterable[keras.Variable], tape: tf.GradientTape | None = None
@@ -273,15 +223,24 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         lists.refuse_other_number(grads, variables)
         lists.refuse_complex(grads, names_of(variables))
         if self._loop.last_call == "get_unscaled_gradients":
-            refuse_divided_next_values(variables)
+            _refuse_divided_next_values(variables)
         lists.refuse_all_none(grads)
-        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
-        self._step(adapter, grads, facts, are_scaled=are_scaled)
-        float8_scales = scales_of_gradients(variables)
-        if float8_scales:
-            follow(float8_scales, before=facts.loss_scale, after=self.loss_scale)
+        self._step(adapter, grads, facts)
+        self._adjust_float8_scales(variables, before=facts.loss_scale)
+
+    def _adjust_float8_scales(self, variables: Iterable[keras.Variable], before: tf.Tensor) -> None:
+        """Change the weights of float8 layers that hold the size of scaled gradients as the loss scale has changed.
+
+        Keras learns the size from the gradients of two steps before: after the loss scale has doubled, gradients would
+        be cut off in two steps.
+        """
+        scales = [each for each in variables if is_overwritten(each) and each.name in _FLOAT8_SIZES_OF_GRADIENTS]
+        if scales:
+            ratio = tf.cast(self.loss_scale, tf.float32) / tf.cast(before, tf.float32)
+            for scale in scales:
+                scale.assign(scale * ratio)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> keras.Variable:
@@ -299,10 +258,6 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """Not available: `stateless_apply` is for backends without variables. Call `apply`."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
-    def _load_from_keras(self, store: Mapping[str, np.ndarray]) -> None:
-        saved = {name: store[str(index)][()] for index, name in enumerate(_VARIABLES_OF_KERAS)}
-        self._continue_at(saved["dynamic_scale"], saved["step_counter"])
-
     @classmethod
     def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
         manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
@@ -311,9 +266,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         return cls(optimizer.inner_optimizer, manager)
 
     def _built_with(self, trainable_variables: Iterable[keras.Variable] | None) -> list[keras.Variable]:
-        variables = None
-        if trainable_variables is not None:
-            variables = lists.variables("trainable_variables", trainable_variables)
+        given = trainable_variables
+        variables = None if given is None else lists.variables("trainable_variables", given)
         if not self.built:
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
@@ -324,31 +278,27 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         with keras.name_scope(self.name):
             self.build(variables)
 
-    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        variable = self.add_variable(
-            shape=initial_value.shape,
-            dtype=initial_value.dtype.name,
-            # Keras' Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
-            # booleans.
-            initializer=lambda *_, **__: tf.constant(initial_value),
-            # Every replica computes the same state, so the value of any one will do.
-            aggregation="only_first_replica",
-            name=name,
-        )
-        return variable.value
-
-    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-        with variables_of_each_replica():
-            return self.add_variable(shape, "zeros", dtype.name, aggregation="sum", name=name).value
+    def _add(
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
+    ) -> tf.Variable:
+        return self.add_variable(shape, initializer, dtype, aggregation=aggregation, name=name).value
 
 
-def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
+def _validate(dynamic: bool) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"tfmp works with the TensorFlow backend of Keras, got {keras.backend.backend()!r}: set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
-    validate_inner_optimizer(keras, inner_optimizer)
+    if not settings.flag("dynamic", dynamic):
+        raise ValueError(
+            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
+            "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
+            "optimizer.)"
+        )
+
+
+def _refuse_accumulating_twice(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
     own_steps = [
         steps for optimizer in _inner_optimizers(inner_optimizer) if (steps := optimizer.gradient_accumulation_steps)
     ]
@@ -359,12 +309,14 @@ def _validate(inner_optimizer: keras.optimizers.Optimizer, accumulation: Accumul
         )
 
 
-def _refuse_fixed(dynamic: bool) -> None:
-    if not settings.flag("dynamic", dynamic):
+def _refuse_divided_next_values(variables: Iterable[keras.Variable]) -> None:
+    """Raise `ValueError` if a variable is a scale of float8; for gradients that the user has unscaled."""
+    names = names_of(filter(is_overwritten, variables))
+    if names:
         raise ValueError(
-            "dynamic=False is an argument of Keras 2's wrapper: write tfmp.LossScaleOptimizer(optimizer, "
-            "tfmp.FixedLossScaleManager(scale)) for a fixed scale. (Without a wrapper, set `loss_scale_factor` of the "
-            "optimizer.)"
+            f"the gradients of {', '.join(names)} are the next values of these scales of float8, and "
+            "get_unscaled_gradients divided them by the loss scale: call scale_loss, and pass its gradients on as they "
+            "are. The inner optimizer can clip them."
         )
 
 

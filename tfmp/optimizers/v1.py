@@ -1,45 +1,32 @@
 """The front-end for TF1 optimizers, in graphs, in Estimator, and in eager code with a callable loss."""
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfmp.core import lists, script_lines, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import names_of, takes_float32_gradients
+from tfmp.core.adapters import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
-from tfmp.core.distribute.horovod_detection import (
-    called_by_horovods,
-    is_horovods,
-    refuse_unsupported_horovods,
-)
+from tfmp.core.distribute.horovod_detection import called_by_horovods
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import Specification, manager_of_wrapper
-from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.scaler import Facts, LossScaler
-from tfmp.core.step.step import accumulate, step_of, take
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
 from tfmp.hosts.keras.internals import initialize_with_session
 from tfmp.hosts.keras.which import loaded_keras2
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
-from tfmp.optimizers.accumulators import Accumulators
-from tfmp.optimizers.base import (
-    LossScaleOptimizer,
-    optimizer_of,
-    refuse_wrapped,
-    settings_to_show,
-    state_in_graph,
-    validated_aggregation_dtype,
+from tfmp.optimizers.base import LossScaleOptimizer, of_inner, optimizer_of, refuse_wrapped
+from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
+
+_NEVER_SCALED = (
+    "these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
+    "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in place of "
+    "tf.gradients(loss, variables) or a tape."
 )
-from tfmp.types import Gradient, Gradients, Loss
-
-_logger = logging.getLogger("tfmp")
-
-_GradsAndVars: TypeAlias = Iterable[tuple[Gradient, tf.Variable]]
 
 
 class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
@@ -93,21 +80,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=type(self).__name__)
         # Scripts read these two attributes, which tf.contrib's LossScaleOptimizer has by the same names.
         self._opt = opt
-        self._loss_scale_manager = manager_of_wrapper(loss_scale_manager)
         self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
-        self._is_distributed = settings.flag("is_distributed", is_distributed)
-        # True after `compute_gradients` was called, or after the warning that it was not called.
-        self._origin_known = False
-        refuse_unsupported_horovods(opt)
-        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed, is_horovods(opt))
-        detector = validated_detector(overflow_detector)
-        self.spike_detector = validated_spike_detector(skip_spikes)
-        self._scaler = LossScaler(
-            self._loss_scale_manager, detector, is_distributed, self._aggregation_dtype, self.spike_detector
-        )
+        self._watch = UnscaledLossWatch()
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._accumulation_settings = accumulation
-        self._accumulators = Accumulators(accumulation, detector, keeps_float32=takes_float32_gradients(opt))
+        manager = manager_of_wrapper(loss_scale_manager)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
 
     @property
     def inner_optimizer(self) -> tf.compat.v1.train.Optimizer:
@@ -125,20 +102,13 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     scale_loss = get_scaled_loss = get_unscaled_gradients = apply = _absent_method_of_keras
 
     @property
-    def accumulation(self) -> Accumulators:
+    def accumulation(self) -> tf.Module:
         """The sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`.
 
         It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
         the graph, which a `Saver` saves with all others.
-
-        Examples:
-            >>> import tfmp
-            >>> w, inner, manager = tf.Variable(1.0), tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8)
-            >>> opt = tfmp.LossScaleOptimizer(inner, manager, accumulation_steps=4)
-            >>> checkpoint = tf.train.Checkpoint(
-            ...     w=w, optimizer=inner, manager=manager, accumulation=opt.accumulation)
         """
-        return self._accumulators
+        return self._accumulators.saved
 
     def compute_gradients(
         self,
@@ -158,16 +128,16 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Args:
             loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
             var_list: The variables, as a list, a nested structure or a single variable; by default all trainable ones.
-            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`.
-            aggregation_method: As there, a value of `tf.AggregationMethod`.
-            colocate_gradients_with_ops: As there.
+            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`, like the next two.
+            aggregation_method: A value of `tf.AggregationMethod`.
+            colocate_gradients_with_ops: See there.
             grad_loss: The gradient of the loss, of the loss's shape, that differentiation starts from; by default ones.
 
         Raises:
             ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
                 `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
         """
-        self._origin_known = True
+        self._watch.note()
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
             var_list=_flat(var_list),
@@ -183,9 +153,9 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             grads = [arithmetic.densify(grad) for grad in grads]
         variables = [variable for _, variable in grads_and_vars]
         lists.refuse_complex(grads, names_of(variables))
-        if is_horovods(self._opt) or called_by_horovods(self):
-            # Horovod's optimizer, which is inside this one or around it, averages the gradients itself.
-            validated_aggregation_dtype(self._aggregation_dtype, self._is_distributed, horovod_averages=True)
+        if self._is_of_horovod:
+            # Horovod's optimizer averages the gradients itself.
+            self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
             names, distribution = names_of(variables), self._scaler.distribution()
             grads = self._scaler.worker_average.mean(grads, names, distribution)
@@ -193,7 +163,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     @without_autograph
     def apply_gradients(
-        self, grads_and_vars: _GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
+        self, grads_and_vars: GradsAndVars, global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
         """As in `tfmp.LossScaleOptimizer`.
 
@@ -221,108 +191,53 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         variables = [variable for _, variable in pairs]
         grads = lists.of_tensors(grad for grad, _ in pairs)
         _validate(grads, variables, global_step)
-        self._warn_if_never_scaled(grads)
+        self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
         # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
         name_scope = _scope_of_conditional()
         facts = self._scaler.facts()
+        is_averaged = not self._averages_when_applying() or self._is_of_horovod
         adapter = TF1Adapter(
             self._opt,
             variables,
             {"name": name},
             counter=None if global_step is None else GlobalStepCounter(global_step, facts.distribution),
             name_scope=name_scope,
-            average=self._average_when_applying(variables, facts),
+            average=self._average_over_workers(variables, facts.distribution, is_done=is_averaged),
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         if self._accumulators.is_on:
-            accumulator = self._accumulator(variables, facts.distribution)
-            step = accumulate(adapter, grads, facts, accumulator)
-        else:
-            step = take(step_of(adapter, grads, facts))
+            _refuse_workers_in_graph(facts.distribution)
+        step = self._take_step(adapter, grads, facts)
         step = keep_workers_in_step(step, grads, global_step)
-        # Where Keras 2 trains in a graph, it initializes the variables that it made, and those that it is told of.
         for keras in loaded_keras2():
-            initialize_with_session(
-                keras, state_in_graph(self._loss_scale_manager, self._accumulators, self.spike_detector)
-            )
+            initialize_with_session(keras, self._state_in_graph())
         _record_train_op(step)
         return step
 
-    def _average_when_applying(
-        self, variables: Sequence[tf.Variable], facts: Facts
-    ) -> Callable[[Gradients], Gradients] | None:
-        if not self._averages_when_applying() or is_horovods(self._opt) or called_by_horovods(self):
-            return None
-        names, average = names_of(variables), self._scaler.worker_average
-        return lambda grads: average.mean(grads, names, facts.distribution, are_scaled=False)
-
-    def _accumulator(self, variables: Sequence[tf.Variable], distribution: Distribution) -> GradientAccumulator:
-        with tf.init_scope():
-            in_graph = not tf.executing_eagerly()
-        if in_graph and isinstance(distribution, MirroredWorkers):
-            raise NotImplementedError(
-                "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
-                "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
-                "accumulation_steps=1."
-            )
-        return self._accumulators.of(variables)
+    @property
+    def _is_of_horovod(self) -> bool:
+        # Horovod's optimizer is inside this one, or around it.
+        return super()._is_of_horovod or called_by_horovods(self)
 
     def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
-        That is so with `accumulation_steps`: they average once per window. A subclass for a script that accumulates
-        gradients by itself may override this method. Under a strategy nothing is averaged here: the wrapped optimizer
-        sums over the replicas when it applies.
+        With `accumulation_steps` they average once per window; under a strategy the wrapped optimizer sums. A subclass
+        for a script that accumulates gradients by itself may override this method.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
-    def _warn_if_never_scaled(self, grads: Gradients) -> None:
-        """Warn once if gradients do not come from `compute_gradients` of a wrapper: their loss was not scaled."""
-        if self._origin_known:
-            return
-        self._origin_known = True
-        op = script_lines.gradient_op(grads)
-        if (op is not None and script_lines.made_by_tfmp(op)) or script_lines.unscaled_by_hand(grads):
-            # Another wrapper of tfmp computed the gradients, as in a model whose variables have several optimizers. Or
-            # the script multiplies its loss by `manager.get_loss_scale()`, and divides the gradients by it.
-            return
-        line = script_lines.line_of_gradients(grads if op is None else op.outputs)
-        _logger.warning(
-            "%s: these gradients reach apply_gradients, and their loss was never scaled: compute_gradients of "
-            "tfmp.LossScaleOptimizer was not called. Write grads_and_vars = opt.compute_gradients(loss, variables) in "
-            "place of tf.gradients(loss, variables) or a tape.",
-            script_lines.with_library(line),
-        )
-
-    def _settings_to_show(self) -> list[str]:
-        shown = {
-            "is_distributed": self._is_distributed,
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **super()._settings(),
             "sparse_as_dense": self._sparse_as_dense,
             "aggregation_dtype": self._aggregation_dtype and self._aggregation_dtype.name,
-            **self._accumulation_settings._asdict(),
         }
-        return settings_to_show(self._opt, shown)
 
-    def get_name(self) -> str:
-        """Return the name of the wrapped optimizer."""
-        return self._opt.get_name()
-
-    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
-        """Return a slot of the wrapped optimizer.
-
-        Args:
-            var: The variable that the slot belongs to.
-            name: The slot's name.
-        """
-        return self._opt.get_slot(var, name)
-
-    def get_slot_names(self) -> list[str]:
-        """Return the names of the wrapped optimizer's slots."""
-        return self._opt.get_slot_names()
-
-    def variables(self) -> list[tf.Variable]:
-        """Return the variables of the wrapped optimizer."""
-        return self._opt.variables()
+    get_name = of_inner("get_name")
+    get_slot = of_inner("get_slot")
+    get_slot_names = of_inner("get_slot_names")
+    variables = of_inner("variables")
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
         # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two
@@ -336,10 +251,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
 
 def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
-    """Return a nested structure of variables, or a single one, as a list.
-
-    TensorFlow accepts these forms in graphs only; tfmp also accepts them in eager code.
-    """
+    """Return a nested structure of variables, or a single one, as a list; eager TensorFlow accepts only that."""
     if var_list is None or callable(var_list):
         return var_list
     return tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
@@ -364,12 +276,23 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
             )
 
 
+def _refuse_workers_in_graph(distribution: Distribution) -> None:
+    """Refuse to accumulate gradients under a strategy of several workers in a graph."""
+    with tf.init_scope():
+        in_graph = not tf.executing_eagerly()
+    if in_graph and isinstance(distribution, MirroredWorkers):
+        raise NotImplementedError(
+            "accumulation_steps under MultiWorkerMirroredStrategy in a graph, as Estimator builds: the worker that "
+            "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
+            "accumulation_steps=1."
+        )
+
+
 def _scope_of_conditional() -> str:
     """Return the name scope of the conditional around the step, which is `cond` as in tf.contrib.
 
-    Variables that the wrapped optimizer makes get names below this scope, such as `cond/beta1_power`; old checkpoints
-    have these names. The optimizer must enter the scope by its full name: each branch of a conditional of control flow
-    v2 is a graph of its own, which does not inherit the scope.
+    Old checkpoints have variables of the wrapped optimizer below this scope, such as `cond/beta1_power`. The optimizer
+    must enter it by its full name: a branch of control flow v2 is a graph of its own, which does not inherit the scope.
     """
     return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 

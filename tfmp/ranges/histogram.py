@@ -9,49 +9,25 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.distribute import current_distribution
-from tfmp.core.gradients import exponents
-from tfmp.core.gradients.exponents import LOWEST_EXPONENT, NUM_COUNTS, OTHER_COUNTS
-from tfmp.ranges.half_types import half_type
-from tfmp.types import Gradient, Gradients
-
-_NUM_EXPONENTS = NUM_COUNTS - len(OTHER_COUNTS)
+from tfmp.ranges.exponents import LOWEST_EXPONENT, NUM_BINS, NUM_COUNTS, OTHER_COUNTS, exponent_counts
+from tfmp.types import Gradient
 
 
-def exponent_counts(tensors: Gradients, *, is_distributed: bool = False, name: str = "exponent_counts") -> tf.Tensor:
-    """Count, on the device, how many values of each tensor have which binary exponent.
+class HalfType(NamedTuple):
+    """What a half-precision type can hold, in exponents of powers of two."""
 
-    Counts are exact for every dtype, subnormal numbers included, in eager code, in a `tf.function`, within XLA and in
-    TF1 graphs. A row of the result is what `tfmp.ranges.RangeHistogram` takes.
+    name: str
+    #: The largest finite number, and its exponent.
+    largest: float
+    highest: int
+    #: Of the smallest normal number: numbers below it keep fewer bits, which is called subnormal.
+    lowest_normal: int
+    #: Of the smallest number that is not 0.
+    lowest: int
 
-    Args:
-        tensors: Gradients, weights or activations of float16, bfloat16, float32 or float64, of any shape. A
-            `tf.IndexedSlices` counts the values of its rows; rows with the same index are not summed before. None has
-            no values.
-        is_distributed: True to sum the counts over the replicas of the active `tf.distribute` strategy, or over the
-            workers of Horovod. All of them must then call this function.
-        name: A name for the exchange with other workers, different for each call in a step.
 
-    Returns:
-        An int64 tensor of shape `[len(tensors), 283]`. Its columns are the numbers of values from `2**e` to below
-        `2**(e + 1)` for the exponents -150 to 127, then the numbers of zeros, of infinities, of NaN, and of float64
-        values between 0 and `2**-150`, and finite ones from `2**128` on.
-
-    Raises:
-        TypeError: A tensor does not have a floating-point dtype.
-        ValueError: `is_distributed` is True, and nothing distributes.
-
-    Examples:
-        >>> import tfmp
-        >>> counts = tfmp.ranges.exponent_counts([tf.constant([0.75, -0.5, 3.0], tf.float16)])
-        >>> int(counts[0, 150 - 1]), int(counts[0, 150 + 1])
-        (2, 1)
-        >>> tfmp.ranges.RangeHistogram(counts[0])
-        <RangeHistogram of 3 values, 2^-1..2^1>
-    """
-    tensors = list(tensors)
-    counts = exponents.exponent_counts(tensors) if tensors else tf.zeros([0, NUM_COUNTS], tf.int64)
-    return current_distribution(True).total(counts, name) if is_distributed else counts
+FLOAT16 = HalfType("float16", largest=65504.0, highest=15, lowest_normal=-14, lowest=-24)
+BFLOAT16 = HalfType("bfloat16", largest=(2 - 2.0**-7) * 2.0**127, highest=127, lowest_normal=-126, lowest=-133)
 
 
 class RangeShares(NamedTuple):
@@ -134,7 +110,7 @@ class RangeHistogram:
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """The numbers of values with the exponents -150 to 127, that is, from `2**e` to below `2**(e + 1)`."""
-        return self._counts[:_NUM_EXPONENTS]
+        return self._counts[:NUM_BINS]
 
     @property
     def row(self) -> npt.NDArray[np.int64]:
@@ -182,9 +158,9 @@ class RangeHistogram:
         """
         shift = round(math.log2(settings.positive("factor", factor)))
         others = {name: self._other(name) for name in OTHER_COUNTS}
-        shifted = np.zeros([_NUM_EXPONENTS], np.int64)
+        shifted = np.zeros([NUM_BINS], np.int64)
         for index in np.flatnonzero(self.counts):
-            if 0 <= index + shift < _NUM_EXPONENTS:
+            if 0 <= index + shift < NUM_BINS:
                 shifted[index + shift] = self.counts[index]
             else:
                 others["below" if shift < 0 else "above"] += int(self.counts[index])
@@ -204,9 +180,11 @@ class RangeHistogram:
             TypeError: `scale` is not a number.
             ValueError: `dtype` is another type, or `scale` is not greater than 0.
         """
-        half = half_type(dtype)
+        half = {each.name: each for each in (FLOAT16, BFLOAT16)}.get(dtype)
+        if half is None:
+            raise ValueError(f'dtype must be "float16" or "bfloat16", got {dtype!r}.')
         shift = round(math.log2(settings.positive("scale", scale)))
-        exponents = np.arange(LOWEST_EXPONENT, LOWEST_EXPONENT + _NUM_EXPONENTS) + shift
+        exponents = np.arange(LOWEST_EXPONENT, LOWEST_EXPONENT + NUM_BINS) + shift
         counts, total = self.counts, max(self.total, 1)
         lost = self._other("below") + counts[exponents < half.lowest - 1].sum()
         subnormal = counts[(exponents >= half.lowest - 1) & (exponents < half.lowest_normal)].sum()
@@ -231,8 +209,8 @@ class RangeHistogram:
         row = np.zeros([NUM_COUNTS], np.int64)
         for name, count in counts.items():
             is_other = name in OTHER_COUNTS
-            row[_NUM_EXPONENTS + OTHER_COUNTS.index(name) if is_other else int(name) - LOWEST_EXPONENT] = count
+            row[NUM_BINS + OTHER_COUNTS.index(name) if is_other else int(name) - LOWEST_EXPONENT] = count
         return cls(row)
 
     def _other(self, name: str) -> int:
-        return int(self._counts[_NUM_EXPONENTS + OTHER_COUNTS.index(name)])
+        return int(self._counts[NUM_BINS + OTHER_COUNTS.index(name)])

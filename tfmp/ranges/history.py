@@ -1,5 +1,6 @@
 """The ranges of values that monitors have recorded during a training."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,9 @@ from tfmp.ranges.histogram import RangeHistogram, RangeShares
 
 #: The kinds of values that the loss scale multiplies.
 GRADIENTS = ("gradients", "activation_gradients")
+
+#: The shares that a monitor shows.
+_SHOWN = ("zero", "lost", "subnormal")
 
 
 class RangeRecording(NamedTuple):
@@ -46,7 +50,8 @@ class RangeRecording(NamedTuple):
 
     def scalars(self) -> dict[str, float]:
         """Return the shares that a monitor shows as numbers, by their names in logs and in TensorBoard."""
-        return {f"gradients_{kind}": getattr(self.shares, kind) for kind in ("zero", "lost", "subnormal")}
+        shares = self.shares
+        return {f"gradients_{kind}": getattr(shares, kind) for kind in _SHOWN}
 
 
 def histograms_by_name(names: Iterable[str], counts: Iterable[npt.ArrayLike]) -> dict[str, RangeHistogram]:
@@ -91,6 +96,10 @@ class RangeHistory:
         self._steps.append(recording.step)
         self._loss_scales.append(recording.loss_scale)
         self._shares.append(recording.shares)
+
+    def _scalars(self) -> dict[str, float]:
+        """Return what the logs show: the shares of the last recording, NaN before the first one."""
+        return dict.fromkeys(map("gradients_{}".format, _SHOWN), math.nan) if self.last is None else self.last.scalars()
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the steps, the loss scales and the shares of gradients as lists that JSON can hold."""

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfmp.core.gradients.exponents import LOWEST_EXPONENT
 from tfmp.environment import require
-from tfmp.ranges.half_types import FLOAT16
-from tfmp.ranges.histogram import RangeHistogram, RangeShares
+from tfmp.ranges.exponents import LOWEST_EXPONENT
+from tfmp.ranges.histogram import FLOAT16, RangeHistogram, RangeShares
 
 #: Histograms by name, and the factor at which float16 has to hold the values.
 HeatMap = tuple[Mapping[str, RangeHistogram], float]

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfmp.core import settings
@@ -163,8 +163,7 @@ class PrecisionReport:
                 layer.name,
                 f"{layer.largest_activation:.3g}" if layer.activations.total else "",
                 _exponents(layer.gradients),
-                *_percentages(layer.gradients),
-                _percent(layer.gradients, lambda found: found.shares(scale=scale).lost),
+                *_percentages(layer.gradients, scale),
                 "" if layer.relative_error is None else f"{layer.relative_error:.1e}",
                 "keep in float32" if layer.keep_float32 else "far off" if layer.far_off else "",
             ]
@@ -266,16 +265,11 @@ def _exponents(histogram: RangeHistogram) -> str:
     return "" if found is None else f"2^{found[0]}..2^{found[1]}"
 
 
-def _percentages(histogram: RangeHistogram) -> list[str]:
-    return [
-        _percent(histogram, lambda found: found.shares().zero),
-        _percent(histogram, lambda found: found.shares().lost),
-        _percent(histogram, lambda found: found.shares().subnormal),
-    ]
-
-
-def _percent(histogram: RangeHistogram, share: Callable[[RangeHistogram], float]) -> str:
-    return f"{share(histogram):.1%}" if histogram.total else ""
+def _percentages(histogram: RangeHistogram, scale: float) -> list[str]:
+    """Return what is 0, lost and subnormal, and what is lost at a loss scale; nothing of no values."""
+    shares = histogram.shares()
+    parts = (shares.zero, shares.lost, shares.subnormal, histogram.shares(scale=scale).lost)
+    return [f"{part:.1%}" if histogram.total else "" for part in parts]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

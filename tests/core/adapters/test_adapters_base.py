@@ -70,5 +70,5 @@ def test_optimizer_of_a_user_is_applied_without_none_and_with_its_arguments_and_
     adapter.prepare([a, b])
     assert adapter.apply(grads) is None
     assert (float(a), float(b)) == (1, 0.75)
-    assert (adapter.program(grads), adapter.compiled_program(grads), adapter.sums_first) == (None, None, False)
+    assert (adapter.program(grads), adapter.sums_first) == (None, False)
     assert (adapter.reduce(grads), adapter.on_step(tf.constant(True))) == (grads, None)

@@ -1,11 +1,8 @@
-"""What is measured of gradients: whether all are finite, their norms and largest magnitude, and counts of values.
-
-Counts by powers of two equal those of NumPy, bit by bit, wherever they are computed.
-"""
+"""What is measured of gradients: whether all are finite, their norms and largest magnitude, and counts of values."""
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +14,7 @@ from hypothesis import strategies as st
 
 from tfmp.core import tracing
 from tfmp.core.gradients import arithmetic, counting, finiteness, norms
-from tfmp.core.gradients.exponents import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS, OTHER_COUNTS, exponent_counts
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Gradients
 
 with_and_without_xla = pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
 
@@ -267,155 +263,3 @@ def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.co
     found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
     assert [each.tolist() for each in found] == [[5000], [], True]
     assert [node.op for graph in metadata.partition_graphs for node in graph.node].count("L2Loss") == 1
-
-
-_NUM_EXPONENTS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
-#: The exponents of the smallest subnormal and of the largest number.
-_RANGES = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1074, 1023)}
-
-
-def _expected(array: np.ndarray) -> list[int]:
-    """Return the counts of an array of any floating-point type, which NumPy finds in a copy in float64."""
-    with np.errstate(invalid="ignore"):  # of signaling NaN
-        values = np.float64(array).ravel()
-    finite = values[np.isfinite(values) & (values != 0)]
-    # NumPy's mantissas are from 0.5 to 1.
-    exponents = np.frexp(finite)[1].astype(np.int64) - 1
-    is_below, is_above = exponents < LOWEST_EXPONENT, exponents > HIGHEST_EXPONENT
-    in_bins = exponents[~is_below & ~is_above] - LOWEST_EXPONENT
-    others = [(values == 0).sum(), np.isinf(values).sum(), np.isnan(values).sum(), is_below.sum(), is_above.sum()]
-    return [*np.bincount(in_bins, minlength=_NUM_EXPONENTS).tolist(), *map(int, others)]
-
-
-def _bits(dtype: tf.DType, integers: np.ndarray) -> np.ndarray:
-    """Return the values whose bits are the lowest ones of these integers."""
-    unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
-    return integers.astype(unsigned).view(dtype.as_numpy_dtype)
-
-
-def _random_bits(dtype: tf.DType, shape: Sequence[int]) -> np.ndarray:
-    return _bits(dtype, np.random.default_rng(0).integers(0, 2**64, shape, np.uint64))
-
-
-def _arrays(dtype: tf.DType) -> list[np.ndarray]:
-    """Return arrays of several shapes that need each way to count, and all of them together."""
-    kind = dtype.as_numpy_dtype
-    smallest, largest = _RANGES[dtype.name]
-    powers = np.ldexp(1.0, np.arange(smallest, largest + 1)).astype(kind)
-    mantissa_bits = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype.name]
-    mantissas = np.random.default_rng(1).integers(0, 2**mantissa_bits, 400, np.uint64)
-    infinity = np.array([np.inf]).astype(kind).view(f"uint{8 * dtype.size}")[0].astype(np.uint64)
-    return [
-        _bits(dtype, np.arange(2**16, dtype=np.uint64)) if dtype.size == 2 else _random_bits(dtype, [5, 4001]),
-        np.concatenate([powers, -powers]),
-        _bits(dtype, mantissas),  # subnormal numbers
-        _bits(dtype, mantissas + infinity),  # NaN
-        np.array([[0.0, -0.0], [-0.0, 0.0]]).astype(kind),
-        np.array([1.0, -0.0, np.inf, -np.inf, -np.inf]).astype(kind),
-        np.zeros([2, 0, 3], kind),
-        np.array(-0.75).astype(kind),
-    ]
-
-
-def _grads(dtype: tf.DType, tensor: Callable[[np.ndarray], tf.Tensor]) -> tuple[list[Gradient], list[list[int]]]:
-    """Return gradients of all forms, whose values `tensor` makes of arrays, and their counts."""
-    arrays = _arrays(dtype)
-    # Rows of the same index are not added.
-    rows = np.array([[1.0, 0.0], [-4.0, np.inf], [1.0, np.nan]]).astype(dtype.as_numpy_dtype)
-    sparse = tf.IndexedSlices(tensor(rows), tf.constant([3, 0, 3]), tf.constant([9, 2]))
-    # None has no values.
-    return [None, *map(tensor, arrays), sparse], [[0] * NUM_COUNTS, *map(_expected, [*arrays, rows])]
-
-
-@in_every_mode
-@of_every_type
-def test_every_column_equals_numpys(dtype: tf.DType, mode: str) -> None:
-    grads, expected = _grads(dtype, tf.constant)
-    counts = MODES[mode](exponent_counts)(grads)
-    assert counts.dtype == tf.int64
-    assert counts.numpy().tolist() == expected
-
-
-@pytest.mark.graph
-@of_every_type
-def test_every_column_equals_numpys_in_a_graph(dtype: tf.DType, session: tf.compat.v1.Session) -> None:
-    fed: dict[tf.Tensor, np.ndarray] = {}
-
-    def placeholder(array: np.ndarray) -> tf.Tensor:
-        # The shapes of half of them are unknown.
-        made = tf.compat.v1.placeholder(dtype, array.shape if len(fed) % 2 else None)
-        fed[made.ref()] = array
-        return made
-
-    grads, expected = _grads(dtype, placeholder)
-    counts = exponent_counts(grads)
-    assert counts.shape.as_list() == [len(grads), NUM_COUNTS]
-    assert session.run(counts, {made.deref(): array for made, array in fed.items()}).tolist() == expected
-    # TensorFlow computes what depends on constants only once, before the graph runs.
-    grads, expected = _grads(dtype, tf.constant)
-    assert session.run(exponent_counts(grads[5:])).tolist() == expected[5:]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
-def test_single_subnormal_number_is_told_from_zeros(dtype: tf.DType, sign: int) -> None:
-    smallest, least_normal = {tf.float32: (-149, -126), tf.float64: (-1074, -1022)}[dtype]
-    for number in (2.0**smallest, 2.0**least_normal - 2.0**smallest):
-        for values in ([sign * number], [sign * number, sign * 0.0, 1.0]):
-            array = np.array(values).astype(dtype.as_numpy_dtype)
-            assert exponent_counts([tf.constant(array)]).numpy().tolist() == [_expected(array)]
-
-
-def test_columns_after_the_exponents_are_named_and_more_values_counted_than_float32_can_count() -> None:
-    assert OTHER_COUNTS == ("zero", "infinite", "nan", "below", "above")
-    values = tf.constant([0.0] + [np.inf] * 2 + [np.nan] * 3 + [1e-100] * 4 + [1e100] * 5, tf.float64)
-    assert exponent_counts([values]).numpy()[0, -5:].tolist() == [1, 2, 3, 4, 5]
-    counts = exponent_counts([tf.ones([2**24 + 1], tf.float16)])
-    assert int(counts[0, -LOWEST_EXPONENT]) == 2**24 + 1
-
-
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
-@of_every_type
-def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:
-    @tf.function(input_signature=[[tf.TensorSpec(None, dtype)]], jit_compile=jit_compile)
-    def counted(tensors: list[tf.Tensor]) -> tf.Tensor:
-        counts = exponent_counts(tensors)
-        assert counts.shape.as_list() == [1, NUM_COUNTS]
-        return counts
-
-    # XLA compiles a function once for each shape.
-    for array in [*_arrays(dtype)[:1], *_arrays(dtype)[-2:]]:
-        assert counted([tf.constant(array)]).numpy().tolist() == [_expected(array)]
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64], ids=lambda dtype: dtype.name)
-def test_other_types_are_refused(dtype: tf.DType) -> None:
-    message = f"^powers of two are counted in floating-point tensors, got one of {dtype.name}.$"
-    for tensor in (tf.zeros([2], dtype), tf.IndexedSlices(tf.zeros([1, 2], dtype), tf.constant([0]))):
-        with pytest.raises(TypeError, match=message):
-            exponent_counts([tf.constant(1.0), tensor])
-
-
-#: Bits of float32: any, and those of special values with more or less of the mantissa set.
-_FLOAT32_BITS = st.one_of(
-    st.integers(0, 2**32 - 1),
-    st.integers(0, 2**23 + 2),
-    st.integers(2**31, 2**31 + 2**23 + 2),
-    st.sampled_from([0, 2**31, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F800001, 0x7FC00000, 0x00800000, 0x007FFFFF]),
-)
-
-
-@in_every_mode
-def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
-    counted = MODES[mode](lambda values: exponent_counts([values]))
-    # One shape, so that a function is traced once.
-    size = 16
-
-    @settings(max_examples=100)
-    @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
-    def counts_alike(bits: list[int]) -> None:
-        array = np.array(bits, np.uint32).view(np.float32)
-        assert counted(tf.constant(array)).numpy().tolist() == [_expected(array)]
-
-    counts_alike()

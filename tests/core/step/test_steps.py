@@ -36,11 +36,14 @@ tf1 = tf.compat.v1
 @pytest.mark.parametrize(
     ("settings", "are_scaled", "applied"),
     [
-        # A program gets gradients as they are, with their factor and what it measured; those in true magnitude with 1.
-        ({"is_compiled": True}, True, ([2 + 2.0**-12, 16], 8, [(2 + 2.0**-12) / 8])),
-        ({"is_compiled": True}, False, ([2, 16], 1, [2])),
-        # Without a program, gradients are unscaled and cast: 2 + 2**-12 is no number of float16.
-        ({}, False, [2, 16]),
+        # A program gets gradients as they are, with their factor; those in true magnitude with 1. If it clips, it gets
+        # their norm too.
+        ({}, True, ([2 + 2.0**-12, 16], 8, None)),
+        ({"clips": True}, True, ([2 + 2.0**-12, 16], 8, pytest.approx(math.hypot(2 + 2.0**-12, 16)))),
+        # In true magnitude they are cast: 2 + 2**-12 is no number of float16.
+        ({"clips": True}, False, ([2, 16], 1, pytest.approx(math.hypot(2, 16)))),
+        # Without a program, gradients are unscaled and cast.
+        ({"has_program": False}, False, [2, 16]),
         ({"has_program": False}, True, [0.25, 2]),
         # The next value of a variable is neither unscaled nor cast.
         ({"has_program": False, "overwritten": [1]}, True, [0.25, 16]),
@@ -89,7 +92,7 @@ def test_sum_that_is_checked_needs_no_room_for_further_replicas(sums_first: bool
     assert adapter.steps == [applied]
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("has_program", [False, True])
 @pytest.mark.parametrize(
     ("usable", "checked", "grad", "applied"),
     [
@@ -103,9 +106,9 @@ def test_sum_that_is_checked_needs_no_room_for_further_replicas(sums_first: bool
     ],
 )
 def test_step_checks_only_gradients_that_changed(
-    usable: bool, checked: float, grad: Any, applied: bool, is_compiled: bool
+    usable: bool, checked: float, grad: Any, applied: bool, has_program: bool
 ) -> None:
-    scaler, adapter = SCALERS["finite"](), RecordingAdapter(is_compiled=is_compiled)
+    scaler, adapter = SCALERS["finite"](), RecordingAdapter(has_program=has_program)
     before = tf.constant(checked, tf.float16)
     known = Checked(Found(tf.constant(usable)), grads=[before])
     run(scaler, adapter, [before if grad is None else tf.constant(grad, tf.float16), None], known=known)
@@ -168,16 +171,18 @@ def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
     assert list(map(bool, found)) == [True, False]
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("has_program", [False, True])
 @pytest.mark.parametrize(("grad", "last"), [(1.0, [[2, 1, 0], [0, 0, 0]]), (math.inf, [[3, 1, 0], [0, 0, 0]])])
-def test_overflows_of_window_are_counted_in_any_step(grad: float, last: list[list[int]], is_compiled: bool) -> None:
+def test_overflows_of_micro_batches_are_counted_in_any_step(
+    grad: float, last: list[list[int]], has_program: bool
+) -> None:
     scaler, of_window = SCALERS["finite"](), tf.constant([[2, 1, 0], [0, 0, 0]], tf.int64)
-    adapter, check = RecordingAdapter(is_compiled=is_compiled), Found(tf.constant(True), None, tf.constant(False))
+    adapter, check = RecordingAdapter(has_program=has_program), Found(tf.constant(True), None, tf.constant(False))
     known = Checked(check, of_window=True, window_counts=of_window)
     run(scaler, adapter, [tf.constant(grad), None], known=known)
     (report,) = scaler.overflow_reports()
     assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == (last, [1, 0])
-    assert adapter.applied == [([grad, None], 1, [grad]) if is_compiled else [grad, None]] * math.isfinite(grad)
+    assert adapter.applied == [([grad, None], 1, None) if has_program else [grad, None]] * math.isfinite(grad)
     # Applied or not, a step that drops micro-batches is not finite: the scale shrinks.
     assert float(scaler.scale(tf.constant(1.0))) == 4
 

@@ -96,14 +96,10 @@ class OptimizerAdapter:
         return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
 
     def program(self, grads: Gradients) -> Program | None:
-        """Return the program that unscales these gradients and applies them; None if they must be unscaled before."""
-        del grads
-        return None
+        """Return the program that unscales these gradients and applies them; None if `apply` is as fast.
 
-    def compiled_program(self, grads: Gradients) -> Program | None:
-        """Return the program that applies these unscaled gradients; None if `apply` is as fast.
-
-        It is worth it for a program that XLA compiles: there it costs nothing to divide by 1, and less to clip.
+        It is worth it for a program that XLA compiles, also for gradients in true magnitude: there it costs nothing to
+        divide by 1, and less to clip.
         """
         del grads
         return None

@@ -5,24 +5,20 @@ from types import ModuleType
 
 import tensorflow as tf
 
+from tfmp.core.distribute.base import Distribution
 from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
-from tfmp.core.distribute.single_process import SingleProcess
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Done, Gradient, Gradients
 
 
-class Horovod(SingleProcess):
+class Horovod(Distribution):
     """The processes that Horovod connects; each of them has variables of its own.
 
-    `conditional_update` and `once` are those of a single process: each process changes its own variables. All processes
-    change them in the same way, because they agree on the flag.
+    Each process changes its own variables, and all change them in the same way, because they agree on the flag.
     """
 
     def __init__(self, horovod: ModuleType) -> None:
         self._horovod = horovod
-
-    def __repr__(self) -> str:
-        return "Horovod()"
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean over the processes."""

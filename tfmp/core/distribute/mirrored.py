@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfmp.core.control_flow import conditional_update
-from tfmp.core.distribute.base import Returned
+from tfmp.core.distribute.base import Distribution, Returned
 from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
 from tfmp.core.gradients import arithmetic
 from tfmp.types import ApplyGradients, Done, Gradient, Gradients
@@ -14,16 +14,13 @@ from tfmp.types import ApplyGradients, Done, Gradient, Gradients
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 
 
-class Mirrored:
+class Mirrored(Distribution):
     """The replicas of a `tf.distribute` strategy that keeps a copy of every variable on each of them.
 
     The conditional must be built in the cross-replica context. A strategy builds each replica's part in a thread of its
     own, and the optimizer makes these threads wait for each other when it sums gradients. If a branch were built by
     some of the threads only, they would wait forever.
     """
-
-    def __repr__(self) -> str:
-        return "Mirrored()"
 
     @property
     def num_summed(self) -> int:
@@ -106,16 +103,13 @@ class MirroredWorkers(Mirrored):
     different variables. So `agree` compares which gradients the workers have.
     """
 
-    def __repr__(self) -> str:
-        return "MirroredWorkers()"
-
     def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
         """Return the largest of each answer; raise an error if a replica has a gradient that another lacks."""
         forms = forms_and_opposites(grads)
 
         def maximum(answers: tf.Tensor) -> tf.Tensor:
             largest = self._maximum(tf.concat([answers, tf.reshape(forms, [-1])], axis=0))
-            of_answers, of_forms = tf.split(largest, [answers.shape[0], forms.shape.num_elements()])
+            of_answers, of_forms = tf.split(largest, [answers.shape.num_elements(), forms.shape.num_elements()])
             with tf.control_dependencies([alike_on_all(tf.reshape(of_forms, forms.shape), names)]):
                 return tf.identity(of_answers)
 

@@ -2,11 +2,10 @@
 
 import tensorflow as tf
 
-from tfmp.core.distribute.base import Distribution
+from tfmp.core.distribute.base import Distribution, SingleProcess
 from tfmp.core.distribute.horovod import Horovod
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.distribute.mirrored import Mirrored, MirroredWorkers
-from tfmp.core.distribute.single_process import SingleProcess
 
 _STRATEGIES_OF_WORKERS = (
     tf.distribute.MultiWorkerMirroredStrategy,

@@ -5,7 +5,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.gradient_ranges import GradientRanges
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.reports import SpikeReport
@@ -154,36 +153,3 @@ class StepProperties:
             (['w:0'], [[1, 0, 0]], [1])
         """
         return self._scaler.overflow_reports()
-
-    def record_gradient_ranges(self) -> GradientRanges:
-        """Let the steps that are built from now on record the powers of two of their gradients when asked.
-
-        A step is recorded only after a call of the object's `request`; every other step only reads a flag. This works
-        in eager code and in a `tf.function`, unless the function was traced before. In TF1 graphs,
-        `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
-
-        Returns:
-            The object with which you request a step and read what it recorded; the same one at each call. `request()`
-            asks for the next step, and `read()` returns what was recorded: for each list of variables their `names`,
-            the `counts` of their gradients as `tfmp.ranges.exponent_counts` returns them, and the factor that the
-            gradients had, `scaled_by`.
-
-        Examples:
-            >>> import tfmp
-            >>> scaler = tfmp.GradScaler()
-            >>> ranges = scaler.record_gradient_ranges()
-            >>> w = tf.Variable([0.5, 3.0])
-            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
-            >>> ranges.request()
-            >>> with tf.GradientTape() as tape:
-            ...     loss = scaler.scale(tf.reduce_sum(w ** 2))
-            >>> _ = scaler.step(optimizer, zip(tape.gradient(loss, [w]), [w]))
-            >>> _ = scaler.update()
-            >>> tfmp.ranges.RangeHistogram(ranges.read()[0].counts[0])
-            <RangeHistogram of 2 values, 2^0..2^2>
-
-        Provisional: a minor version may change it and what it returns.
-        """
-        if self._scaler.gradient_ranges is None:
-            self._scaler.gradient_ranges = GradientRanges()
-        return self._scaler.gradient_ranges

@@ -11,7 +11,7 @@ from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.unclipped import keep_unclipped
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
-from tfmp.core.monitors.gradient_ranges import GradientRanges
+from tfmp.core.monitors import StepMonitor
 from tfmp.core.monitors.graph_records import overflow_counts_of_graph, record_loss, record_step
 from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
@@ -59,8 +59,8 @@ class LossScaler:
         self.worker_average = WorkerAverage(manager, is_distributed, aggregation_dtype)
         #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = ByVariables(OverflowCounts)
-        #: The powers of two of gradients; None unless somebody wants to see them.
-        self.gradient_ranges: GradientRanges | None = None
+        #: Looks at the gradients of each step; None unless somebody wants to.
+        self.monitor: StepMonitor | None = None
         #: The norms of the gradients.
         self.norms = StepNorms(manager, spike_detector)
         is_one = isinstance(manager, FixedLossScaleManager) and manager.get_config()["loss_scale"] == 1

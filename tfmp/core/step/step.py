@@ -8,7 +8,7 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapters import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.norms import large_norm_of_each
+from tfmp.core.gradients.norms import global_norm, large_norm_of_each
 from tfmp.core.gradients.unclipped import unclipped
 from tfmp.core.monitors.graph_records import RecordedGradients, record_gradients
 from tfmp.core.overflow.check import GradientCheck
@@ -59,21 +59,14 @@ class Step(NamedTuple):
         """
         if self.measured is None:
             return None, None
-        norm, spikes = (
-            self.measured.norm(self.adapter.names, self.facts.distribution, is_usable),
-            self.facts.scaler.norms.spikes,
-        )
+        norm = self.measured.norm(self.adapter.names, self.facts.distribution, is_usable)
+        spikes = self.facts.scaler.norms.spikes
         return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
 
-    def hold(self) -> list[Gradient]:
-        """Return the gradients, what the program measures of them, and what was counted in micro-batches."""
-        measures = [] if self.program is None else self.program.measure(self.grads, self._divisor)
-        return [*self.grads, *measures, *self._window_counts]
-
-    @property
-    def _divisor(self) -> tf.Tensor:
-        # In a program, dividing by 1 costs nothing.
-        return tf.ones([]) if self.loss_scale is None else self.loss_scale
+    def hold(self, is_usable: tf.Tensor) -> list[Gradient]:
+        """Return the gradients, the norm by which a program clips them, and what was counted in micro-batches."""
+        clips = self.program is not None and self.program.clips
+        return [*self.grads, *([global_norm(self.grads, is_finite=is_usable)] if clips else []), *self._window_counts]
 
     @property
     def _window_counts(self) -> list[tf.Tensor]:
@@ -86,8 +79,9 @@ class Step(NamedTuple):
         """Apply the gradients."""
         if self.program is None:
             return self.adapter.apply(self._grads(held))
-        measures = held[len(self.grads) : len(held) - len(self._window_counts)]
-        return self.program.apply(self._grads(held), self._divisor, measures)
+        # In a program, dividing by 1 costs nothing.
+        divisor = tf.ones([]) if self.loss_scale is None else self.loss_scale
+        return self.program.run(self._grads(held), divisor, held[len(self.grads)] if self.program.clips else None)
 
     def counts(self, held: Gradients) -> tf.Tensor:
         """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
@@ -113,7 +107,7 @@ def step_of(
     """Decide how a step with this replica's gradients runs; `before` is what is known of those in true magnitude.
 
     Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
-    others are unscaled, and cast to the types of their variables. A compiled program applies them, or the optimizer.
+    others are unscaled, and cast to the types of their variables. A program applies them, or the optimizer.
     """
     program = adapter.program(grads) if are_scaled and facts.may_check_scaled else None
     if program is not None:
@@ -125,7 +119,7 @@ def step_of(
     typed = adapter.typed(grads)
     reduced = adapter.reduce(typed)
     measured = _measured_before_clipping(adapter, grads, typed, reduced, facts, before)
-    return Step(adapter, reduced, facts, None, adapter.compiled_program(reduced), before, measured)
+    return Step(adapter, reduced, facts, None, adapter.program(reduced), before, measured)
 
 
 def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -173,7 +167,7 @@ def _measured(
 
 @without_autograph
 def take(step: Step) -> Done:
-    """Take a step, then adjust the loss scale by what it found."""
+    """Take a step: check, agree, apply or record; then adjust the loss scale by what was found, and count the step."""
     done, found = attempt(step)
 
     def advance() -> Done:
@@ -187,15 +181,16 @@ def take(step: Step) -> Done:
 def attempt(step: Step) -> tuple[Done, Found]:
     """Apply the gradients if they are usable on every replica; also return what was found, for `advance`."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
-    here, held = step.check(), step.hold()
+    here = step.check()
+    held = step.hold(here.usable)
     norm, look = step.measure(here.usable)
     found = agree(here, scaler, distribution, step, look)
     done = [_apply_or_record(step, held, found, look)]
     if norm is not None:
         done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
     record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.loss_scale))
-    if scaler.gradient_ranges is not None:
-        done.append(scaler.gradient_ranges._record(names, step.grads, step.loss_scale, distribution))
+    if scaler.monitor is not None:
+        done.append(scaler.monitor._record(names, step.grads, step.loss_scale, distribution))
     return tf.group(*done), found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.internals import refuse_unknown
@@ -57,7 +58,7 @@ class KerasAdapter(OptimizerAdapter):
             refuse_unknown(self.optimizer, variables)
 
     def program(self, grads: Gradients) -> KerasProgram | None:
-        """Return the program that unscales these gradients and applies them.
+        """Return the program that unscales these gradients and applies them, if XLA compiles it.
 
         There is none under a `tf.distribute` strategy: the check needs unscaled gradients there, to find out whether
         their sum over the replicas could overflow.
@@ -65,12 +66,8 @@ class KerasAdapter(OptimizerAdapter):
         if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
-        return KerasProgram(self._compiler, self.variables, taken, options=self._kwargs, method=self._method)
-
-    def compiled_program(self, grads: Gradients) -> KerasProgram | None:
-        """Return the program that applies these gradients in true magnitude, if XLA compiles it."""
-        program = self.program(grads)
-        return program if program is not None and program.is_compiled else None
+        program = KerasProgram(self._compiler, self.variables, taken, options=self._kwargs, method=self._method)
+        return program if within_xla() or program.is_compiled else None
 
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
@@ -82,11 +79,8 @@ class KerasAdapter(OptimizerAdapter):
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
-        program = self.compiled_program(grads)
-        if program is not None:
-            # Without a measure the optimizer itself clips.
-            return program.apply(grads, tf.ones([]), ())
-        return self._apply_by_itself(grads)
+        program = self.program(grads)
+        return self._apply_by_itself(grads) if program is None else program.run(grads, tf.ones([]), None)
 
     def _apply_by_itself(self, grads: Gradients) -> Done:
         return super().apply(grads)

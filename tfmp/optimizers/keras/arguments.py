@@ -11,13 +11,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.distribute.horovod_detection import is_horovods
-from tfmp.core.managers import (
-    OWN_MANAGERS,
-    LossScaleManager,
-    Specification,
-    dynamic_manager,
-    get_loss_scale_manager,
-)
+from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, dynamic_manager, get_loss_scale_manager
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.hosts.keras.configurations import object_of_config
 from tfmp.hosts.keras.own_code import is_foreign
@@ -84,23 +78,14 @@ def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], d
 
 
 def parts_of_config(
-    keras: ModuleType,
-    config: Mapping[str, Any],
-    kinds: type | tuple[type, ...],
-    optimizers: Iterable[object],
-    custom_objects: Mapping[str, Any] | None,
+    keras: ModuleType, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None, *, legacy: bool
 ) -> dict[str, Any]:
-    """Return the arguments that a configuration of a front-end holds, with the objects that it describes.
-
-    Args:
-        keras: The package of the front-end.
-        config: The configuration, from a file or from `get_config`.
-        kinds: The base class of the optimizers that may be wrapped, or several.
-        optimizers: The classes of optimizers that older formats name without a module.
-        custom_objects: The user's classes, by their names.
-    """
+    """Return the arguments that a configuration of a front-end holds, with the objects that it describes."""
+    optimizers = keras.optimizers.legacy if legacy else keras.optimizers
+    kinds = tuple(dict.fromkeys([optimizers.Optimizer, keras.optimizers.Optimizer]))
     allowed: dict[str, tuple[type | tuple[type, ...], Iterable[object]]] = {
-        "inner_optimizer": (kinds, optimizers),
+        # Older formats name the classes without a module.
+        "inner_optimizer": (kinds, vars(optimizers).values()),
         "loss_scale_manager": (LossScaleManager, OWN_MANAGERS),
         "skip_spikes": (SpikeDetector, [SpikeDetector]),
     }
@@ -113,58 +98,44 @@ def parts_of_config(
 
 
 def manager_of_keras(
-    loss_scale_manager: Specification,
-    initial_scale: float | None,
-    dynamic_growth_steps: int | None,
-    *,
-    dynamic: bool = True,
+    spec: Specification, initial_scale: float | None, dynamic_growth_steps: int | None, *, dynamic: bool = True
 ) -> LossScaleManager:
     """Return the loss-scale manager that the arguments of a Keras front-end describe."""
-    _refuse_number(loss_scale_manager)
+    _refuse_number(spec)
     if not settings.flag("dynamic", dynamic):
-        return get_loss_scale_manager(_fixed_scale(loss_scale_manager, initial_scale, dynamic_growth_steps))
+        if spec != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
+            raise ValueError(
+                "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
+                "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale))."
+            )
+        return get_loss_scale_manager(settings.number("initial_scale", initial_scale))
     rule: dict[str, Any] = {"initial_scale": initial_scale, "dynamic_growth_steps": dynamic_growth_steps}
     given = {name: value for name, value in rule.items() if value is not None}
-    if loss_scale_manager == "fixed" and list(given) == ["initial_scale"]:
+    if spec == "fixed" and list(given) == ["initial_scale"]:
         return get_loss_scale_manager(settings.number("initial_scale", given["initial_scale"]))
-    if given and loss_scale_manager != "dynamic":
+    if given and spec != "dynamic":
         raise ValueError(
-            f"loss_scale_manager={loss_scale_manager!r} decides the scale by settings of its own: leave out "
+            f"loss_scale_manager={spec!r} decides the scale by settings of its own: leave out "
             "initial_scale and dynamic_growth_steps, or the manager."
         )
-    return dynamic_manager(**given) if given else get_loss_scale_manager(loss_scale_manager)
+    return dynamic_manager(**given) if given else get_loss_scale_manager(spec)
 
 
 def _refuse_number(loss_scale_manager: object) -> None:
-    """Raise `TypeError` for what describes no manager here; a number least of all.
+    """Raise `TypeError` for what describes no manager here; a number would be understood in two ways.
 
-    The second argument of Keras 3's own wrapper is `initial_scale`, the first scale of a dynamic one. Around an
-    optimizer of TF1 a number is a fixed scale. So a number would be understood in two ways.
+    As second argument of Keras 3's own wrapper it is the first scale of a dynamic one, around TF1's a fixed scale.
     """
     if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
         return
     settings.refuse_class("loss_scale_manager", loss_scale_manager)
-    message = (
-        'loss_scale_manager must be a tfmp.LossScaleManager, a name such as "dynamic", or a dict, got '
-        f"{loss_scale_manager!r}"
-    )
-    is_number = settings.is_number(loss_scale_manager)
-    if is_number or tf.is_tensor(loss_scale_manager) or hasattr(loss_scale_manager, "__array__"):
-        scale = repr(loss_scale_manager) if type(loss_scale_manager) in {int, float} else "number"
-        message += (
+    cure, given = "", loss_scale_manager
+    if settings.is_number(given) or tf.is_tensor(given) or hasattr(given, "__array__"):
+        scale = repr(given) if type(given) in {int, float} else "number"
+        cure = (
             f": write initial_scale={scale} for a dynamic scale that starts there, or "
             f"tfmp.FixedLossScaleManager({scale}) for a fixed scale"
         )
-    raise TypeError(f"{message}.")
-
-
-def _fixed_scale(
-    loss_scale_manager: Specification, initial_scale: float | None, dynamic_growth_steps: int | None
-) -> float:
-    """Return the scale for `dynamic=False`; raise `ValueError` if other arguments contradict it."""
-    if loss_scale_manager != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
-        raise ValueError(
-            "dynamic=False asks for a fixed scale: pass it as initial_scale, without loss_scale_manager and "
-            "dynamic_growth_steps; or write tfmp.LossScaleOptimizer(optimizer, tfmp.FixedLossScaleManager(scale))."
-        )
-    return settings.number("initial_scale", initial_scale)
+    raise TypeError(
+        f'loss_scale_manager must be a tfmp.LossScaleManager, a name such as "dynamic", or a dict, got {given!r}{cure}.'
+    )

@@ -1,34 +1,175 @@
-"""The base class of the front-ends for Keras 2, tf_keras and Keras 3, without their legacy optimizers."""
+"""The base classes of the front-ends for Keras: for all, and for those of optimizers that are not legacy."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.accumulation.settings import AccumulationSettings
-from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.scaler import LossScaler
-from tfmp.optimizers.base import settings_to_show
-from tfmp.optimizers.keras.accumulation import KerasAccumulation
-from tfmp.optimizers.keras.arguments import parts_of_config
+from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
+from tfmp.core.step.scaler import Facts
+from tfmp.core.tracing import without_autograph
+from tfmp.core.watch.loop_record import LoopRecord
+from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
+from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
-from tfmp.optimizers.keras.loops import LoopRecord
-from tfmp.optimizers.keras.methods import MethodsOfKeras
+from tfmp.optimizers.keras.takeover import continue_at
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 
 
-class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras):
-    """The methods that are the same in the front-ends for all versions of Keras."""
+def _unchangeable(read: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a property, and what it returns
+    """Make a property of a method: it shows a setting of the manager, and assigning to it is an error."""
 
+    def refuse(_: object, value: object) -> NoReturn:
+        raise settings.cannot_be_changed(read.__name__, value, "tfmp.LossScaleOptimizer")
+
+    return property(read, refuse, doc=read.__doc__)
+
+
+#: Makes a value of a shape and dtype, or the name of what does.
+Initializer: TypeAlias = str | Callable[..., tf.Tensor]
+
+
+class OfAnyKeras(LossScaleOptimizer):
+    """Scales losses and unscales gradients as Keras' own wrappers do, and takes steps."""
+
+    #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
+    _keras: ClassVar[ModuleType]
+    #: Whether these are the optimizers of `optimizers.legacy` there.
+    _is_legacy: ClassVar[bool] = False
+    #: Whether `apply_gradients` unscales gradients unless the loop does, as in Keras 3.
+    _unscales_by_default: ClassVar[bool] = False
     #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
     #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
-    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType(
+    _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    _loop: LoopRecord
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Python's own error would name the front-end. A property that raises AttributeError comes here too.
+        if hasattr(type(self), name):
+            object.__getattribute__(self, name)
+        raise AttributeError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no attribute {name!r}.")
+
+    def _optimizer_to_wrap(self, opt: Any, inner_optimizer: Any, others: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Return the optimizer by either name, after a check that it can be wrapped; `others` are refused."""
+        found = optimizer_of(opt, inner_optimizer)
+        validate_inner_optimizer(self._keras, found, legacy=self._is_legacy)
+        refuse_other_arguments(found, others, self._settings_of_every_optimizer)
+        return found
+
+    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        super()._set_up(*arguments)
+        self._loop = LoopRecord()
+
+    @_unchangeable
+    def initial_scale(self) -> float:
+        """As in Keras' own wrapper: the loss scale that the manager started from, if it follows the same rule."""
+        return float(self._setting_of_keras("init_loss_scale", "loss_scale"))
+
+    @_unchangeable
+    def dynamic_growth_steps(self) -> int | None:
+        """As in Keras' own wrapper: after how many finite steps in a row the scale grows; None for a fixed scale."""
+        return None if not self.dynamic else int(self._setting_of_keras("incr_every_n_steps"))
+
+    @_unchangeable
+    def dynamic(self) -> bool:
+        """Whether the loss scale can change: False for a `tfmp.FixedLossScaleManager`, True for all others."""
+        return not isinstance(self._loss_scale_manager, FixedLossScaleManager)
+
+    def _setting_of_keras(self, *names: str) -> Any:  # noqa: ANN401 - a number of some kind
+        manager = self._loss_scale_manager
+        config = manager.get_config() if isinstance(manager, OWN_MANAGERS) else {}
+        values = [config[name] for name in names if name in config]
+        if not values:
+            raise AttributeError(
+                f"a {type(manager).__name__} does not follow the rule of Keras' own wrapper, which has this setting: "
+                "ask the loss-scale manager instead."
+            )
+        return values[0]
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """As in `tfmp.LossScaleOptimizer`."""
+        return self._loop.note_scaled("scale_loss", self._scaler.scale(loss))
+
+    def get_scaled_loss(self, loss: Loss) -> Loss:
+        """As in `tfmp.LossScaleOptimizer`."""
+        if callable(loss):
+            return lambda: self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss()))
+        return self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss))
+
+    @without_autograph
+    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        grads = lists.gradients(grads)
+        unscaled = self._scaler.unscale(lists.of_tensors(grads))
+        self._loop.note_unscaled(grads, unscaled)
+        return unscaled
+
+    def _unscaled(self, grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
+        """Return the result of `compute_gradients` for pairs of a scaled gradient and its variable."""
+        grads, variables = split(grads_and_vars)
+        unscaled = self.get_unscaled_gradients(grads)
+        self._loop.last_call = "compute_gradients"
+        return list(zip(unscaled, variables, strict=True))
+
+    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Done:
+        """Take a step with gradients, which the loop may have unscaled, and remember that they were applied."""
+        are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
+        adapter.refuse_unknown_variables(grads)
+        if not are_scaled:
+            grads = self._all_unscaled(grads, facts.loss_scale)
+        done = self._take_step(adapter, lists.of_tensors(grads), facts, are_scaled=are_scaled)
+        self._loop.note_applied()
+        return done
+
+    def _all_unscaled(self, grads: Gradients, loss_scale: tf.Tensor) -> Gradients:
+        """Unscale the gradients that the user passed to `get_unscaled_gradients` and not what it returned."""
+        scaled = self._loop.still_scaled(grads, unscales=self._unscales_by_default)
+        if not any(scaled):
+            return grads
+        rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
+        own = self._scaler.unscale(rest, loss_scale)
+        return [own[index] if is_scaled else grads[index] for index, is_scaled in enumerate(scaled)]
+
+    def get_config(self) -> dict[str, Any]:
+        """As in `tfmp.LossScaleOptimizer`."""
+        serialize = self._keras.saving.serialize_keras_object
+        return {
+            "inner_optimizer": serialize(self.inner_optimizer),
+            "loss_scale_manager": serialize(self._loss_scale_manager),
+            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
+            **self._settings(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
+        """As in `tfmp.LossScaleOptimizer`."""
+        parts = parts_of_config(cls._keras, config, custom_objects, legacy=cls._is_legacy)
+        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
+        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
+        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
+        made: LossScaleOptimizer = type.__call__(cls, **used)
+        return made
+
+
+def split(grads_and_vars: GradsAndVars) -> tuple[list[Gradient], list[Any]]:
+    """Return the gradients and the variables of pairs as two lists; complex gradients are refused."""
+    pairs = list(grads_and_vars)
+    grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+    lists.refuse_complex(grads, names_of(variables))
+    return grads, variables
+
+
+class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
+    """The methods that are the same in the front-ends for all versions of Keras."""
+
+    _settings_of_every_optimizer = MappingProxyType(
         {
             **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency", "weight_decay")),
             "ema_momentum": 0.99,
@@ -37,76 +178,79 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
     )
     #: Holds the variables of this class in Keras' files.
     _state_in_files: ClassVar[type[StateInFiles]]
-    # The next four come from a base class of Keras, or from the front-end.
+    # These come from a base class of Keras, or from the front-end.
     name: str
-    inner_optimizer: Any
     add_variable: Callable[..., Any]
     variables: Any
 
-    def _set_up(
-        self,
-        manager: LossScaleManager,
-        is_distributed: bool,
-        overflow_detector: OverflowDetector | None,
-        accumulation: AccumulationSettings,
-        spike_detector: SpikeDetector | None,
-        aggregation_dtype: tf.DType | None = None,
-    ) -> None:
-        self._loss_scale_manager = manager
-        self._is_distributed = settings.flag("is_distributed", is_distributed)
-        detector = validated_detector(overflow_detector)
-        self.spike_detector = validated_spike_detector(spike_detector)
-        self._scaler = LossScaler(manager, detector, is_distributed, aggregation_dtype, self.spike_detector)
+    def _set_up(self, jit_compile: JitCompile, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        self._jit_compile = validated_jit_compile(jit_compile)
+        self._compilers = UpdateCompilers(self._jit_compile)
+        super()._set_up(*arguments)
         self._has_spike_state = False
-        self._accumulation = KerasAccumulation(accumulation, detector)
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
-        self._loop = LoopRecord()
         num_unused = len(self._own_variables())
         # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
-        self._loss_scale_state = self._state_in_files(lambda: self._own_variables()[num_unused:], self._continue_at)
+        self._loss_scale_state = self._state_in_files(
+            lambda: self._own_variables()[num_unused:], functools.partial(continue_at, self._loss_scale_manager)
+        )
 
-    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        raise NotImplementedError
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Make the variables of the inner optimizer and those that accumulate gradients.
 
-    def _build_spike_detector(self) -> None:
-        """Make the variables of the spike detector, if there is one and they are not made yet.
-
-        They come after those that accumulate gradients, whose positions in checkpoints stay the same without a
-        detector.
+        The latter is an error for a float8 scale of Keras, whose "gradient" is its next value.
         """
+        var_list = lists.variables("var_list", var_list)
+        # The accumulation may raise an error, so it comes before Keras marks the optimizers as built.
+        self._accumulators.build(var_list, self._add_buffer)
+        self._build_optimizers(var_list)
+        # Last, so that the positions of all others in checkpoints are the same without a detector.
         if self.spike_detector is not None and not self._has_spike_state:
             self.spike_detector.store_in(self._add_state_variable)
             self._has_spike_state = True
+        self._scaler.prepare(names_of(var_list))
+
+    def _build_optimizers(self, variables: Sequence[Any]) -> None:
+        self.inner_optimizer.build(variables)
+
+    def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
+        # Keras 3's Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
+        # booleans.
+        value = lambda *_, **__: tf.constant(initial_value)  # noqa: E731 - an initializer of one line
+        # Every replica computes the same state, so the value of any one will do.
+        return self._add(name, initial_value.shape, initial_value.dtype.name, value, "only_first_replica")
+
+    def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        """Make a variable of which each replica has its own copy; a checkpoint holds the copies' sum."""
+
+        def make(next_creator: Any, **settings: Any) -> tf.Variable:  # noqa: ANN401 - TensorFlow ships no types
+            settings["synchronization"] = tf.VariableSynchronization.ON_READ
+            settings["aggregation"] = tf.VariableAggregation.SUM
+            return next_creator(**settings)
+
+        with tf.variable_creator_scope(make):
+            return self._add(name, shape, dtype.name, "zeros", "sum")
+
+    def _add(
+        self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
+    ) -> tf.Variable:
+        """Add a variable to the wrapper's own; Keras 2 knows no `aggregation`."""
+        raise NotImplementedError
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Exclude variables from the inner optimizer's weight decay.
-
-        Args:
-            var_list: The variables to exclude.
-            var_names: Strings. A variable whose name contains one of them is excluded.
-
-        Raises:
-            TypeError: An argument is a single variable or string, or anything else that is not a list.
-        """
+        """Exclude variables, and those whose names contain one of some strings, from the optimizer's weight decay."""
         self.inner_optimizer.exclude_from_weight_decay(
             None if var_list is None else lists.variables("var_list", var_list),
             None if var_names is None else lists.names("var_names", var_names),
         )
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Set the variables to their moving averages, if the inner optimizer keeps moving averages (`use_ema=True`).
-
-        Args:
-            var_list: The variables that were trained.
-
-        Raises:
-            TypeError: `var_list` is not a list of variables.
-        """
+        """Set the trained variables to their moving averages, if the inner optimizer keeps these (`use_ema=True`)."""
         self.inner_optimizer.finalize_variable_values(lists.variables("var_list", var_list))
 
     def _own_variables(self) -> list[Any]:
@@ -114,16 +258,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`, which include the inner optimizer's variables, or of the latter alone.
+        """Set the values of `variables`, which `build` completes; or of the inner optimizer's alone, as they are there.
 
-        Args:
-            weights: An array for each variable, in the order of `variables`; or of the inner optimizer's `variables`,
-                as it has them without a wrapper.
-
-        Raises:
-            TypeError: `weights` is not a list.
-            ValueError: The number of values differs from the number of variables. Before `build` the optimizer does not
-                have all its variables yet.
+        Another number of values is an error.
         """
         variables, inner_variables = self.variables, self.inner_optimizer.variables
         weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
@@ -137,42 +274,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, MethodsOfKeras)
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "jit_compile": self._jit_compile}
+
     def get_config(self) -> dict[str, Any]:
         """As in `tfmp.LossScaleOptimizer`."""
-        serialize = self._keras.saving.serialize_keras_object
-        return {
-            "name": self.name,
-            "inner_optimizer": serialize(self.inner_optimizer),
-            "loss_scale_manager": serialize(self._loss_scale_manager),
-            "is_distributed": self._is_distributed,
-            "skip_spikes": None if self.spike_detector is None else serialize(self.spike_detector),
-            **self._accumulation.get_config(),
-        }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "LossScaleOptimizerKeras":
-        """As in `tfmp.LossScaleOptimizer`."""
-        optimizers = cls._keras.optimizers
-        parts = parts_of_config(cls._keras, config, optimizers.Optimizer, vars(optimizers).values(), custom_objects)
-        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
-        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
-        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
-        return type.__call__(cls, **used)
-
-    def _settings_to_show(self) -> list[str]:
-        shown = {
-            "is_distributed": self._is_distributed,
-            "skip_spikes": self.spike_detector,
-            **self._accumulation.get_config(),
-            **self._own_settings(),
-        }
-        return settings_to_show(self.inner_optimizer, shown)
-
-    def _own_settings(self) -> dict[str, Any]:
-        """Return the entries of `get_config` that only the front-end for this version of Keras has."""
-        raise NotImplementedError
-
-    def _accumulator_of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
-        return self._accumulation.accumulator_of(variables)
+        return {"name": self.name, **super().get_config()}

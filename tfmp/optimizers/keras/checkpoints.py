@@ -8,11 +8,10 @@
     Keras 3's own wrapper    inner_optimizer, with the same;  _variables, its own;  dynamic_scale  step_counter
     tfmp 0.2 and earlier     inner_optimizer or _inner_optimizer, likewise;  _variables, its own;  _loss_scale_manager
 
-So a run without loss scaling goes on with tfmp, and back, as it does with Keras 2's own wrapper. The layouts with
-`inner_optimizer` are called nested here. In these, `_variables` means the wrapper's own variables.
-
-A restore visits the children of an object in the order in which they were saved, and the children of these after all of
-them. So when it comes to those of `_variables`, it has passed `inner_optimizer` if there is one.
+So a run without loss scaling goes on with tfmp, and back. The layouts with `inner_optimizer` are called nested here; in
+these, `_variables` means the wrapper's own variables. A restore visits the children of an object in the order in which
+they were saved, and the children of these after all of them. So when it comes to those of `_variables`, it has passed
+`inner_optimizer` if there is one.
 
 TensorFlow has no public way to choose the names under which a checkpoint holds the parts of an object. The private
 methods that this file overrides are among those that Keras 2's own wrapper delegates to the optimizer inside it.
@@ -24,7 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.optimizers.keras.takeover import values_of_keras
+from tfmp.core.managers import LossScaleManager
+from tfmp.optimizers.keras.takeover import ScaleOfKeras
 
 
 class CheckpointedAsInner:
@@ -32,8 +32,7 @@ class CheckpointedAsInner:
 
     # The first two come from the front-end, the third from TensorFlow.
     inner_optimizer: Any
-    #: Continues from the scale and the count of finite steps that Keras' own wrapper saved.
-    _continue_at: Callable[[float, int], None]
+    _loss_scale_manager: LossScaleManager
     _update_uid: int
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -69,10 +68,8 @@ class CheckpointedAsInner:
     @functools.cached_property
     def _scale_of_keras(self) -> dict[str, tf.Module]:
         # These are only restored: what the wrapper saves has other names.
-        scale, good_steps = values_of_keras(self._continue_at, lambda: tf.zeros([]), lambda: tf.zeros([], tf.int64))
-        of_keras2 = tf.Module()
-        of_keras2.current_loss_scale, of_keras2.good_steps = scale, good_steps
-        return {"loss_scale": of_keras2, "dynamic_scale": scale, "step_counter": good_steps}
+        scale = ScaleOfKeras(self._loss_scale_manager)
+        return {"loss_scale": scale, "dynamic_scale": scale.current_loss_scale, "step_counter": scale.good_steps}
 
 
 _VARIABLES = "_variables"
@@ -85,10 +82,9 @@ _STATE = "state_"
 
 
 class _Variables(tf.Module):
-    """In checkpoints, the list of the wrapped optimizer's variables, to which those of the wrapper are added.
+    """In checkpoints, the list of the wrapped optimizer's variables, to which the wrapper's `own` are added.
 
-    `own` is the wrapper's list of its own variables. `current_restore` returns the number of the restore that visited
-    the wrapper last.
+    `current_restore` returns the number of the restore that visited the wrapper last.
     """
 
     def __init__(self, own: Any, inner_optimizer: Any, current_restore: Callable[[], int]) -> None:  # noqa: ANN401
@@ -127,7 +123,7 @@ class _Variables(tf.Module):
 class _Deferred:
     """In place of the dictionary of what a restored object does not have yet: hands each part on to another object.
 
-    `place` returns the object that will have the part with a name, and the part's name there; None if none will.
+    `place` returns the object that will have a part, and the part's name there; None if none will.
     """
 
     def __init__(self, place: Callable[[str], tuple[Any, str] | None]) -> None:

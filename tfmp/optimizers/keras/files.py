@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from tfmp.core.managers import OWN_MANAGERS
+from tfmp.core.managers import OWN_MANAGERS, LossScaleManager
 from tfmp.core.managers.step_counters import StepCounters
 from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.optimizers.keras.takeover import continue_at
 
 _logger = logging.getLogger("tfmp")
-
 
 #: The attributes by which Keras' walk comes to the optimizer that is wrapped, or to those within it.
 _NAMES_OF_INNER = {"inner_optimizer", "_inner_optimizer", "_optimizer", "optimizers"}
@@ -34,18 +34,14 @@ _NAMES_OF_INNER = {"inner_optimizer", "_inner_optimizer", "_optimizer", "optimiz
 class SavedAsInner:
     """The methods of a Keras front-end that Keras' files call."""
 
-    # These come from the front-end and from Keras.
+    # These three come from the front-end.
     inner_optimizer: Any
+    _loss_scale_manager: LossScaleManager
     _own_variables: Callable[[], list[Any]]
-    _loss_scale_state: "StateInFiles"
-    #: The number of values that Keras' own wrapper saves before those of the optimizer; None if it saves no other.
-    _saved_by_keras: int | None = None
+    #: The names of the values that Keras' own wrapper saves before those of the optimizer.
+    _saved_by_keras: Sequence[str] = ()
     # Whether Keras' next walk shall leave out the inner optimizer, which is loaded.
     _inner_is_loaded = False
-
-    def _load_from_keras(self, store: Mapping[str, Any]) -> None:
-        """Continue from the loss scale that Keras' own wrapper saved."""
-        raise NotImplementedError
 
     def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
         """Save the variables of the inner optimizer by their positions; Keras saves the loss scale beside them."""
@@ -60,8 +56,9 @@ class SavedAsInner:
         if num_before == 0:
             self.inner_optimizer.load_own_variables(store)
             self._inner_is_loaded = True
-        elif num_before == self._saved_by_keras and _have_shapes(store, [()] * num_before):
-            self._load_from_keras(store)
+        elif num_before == len(self._saved_by_keras) and _have_shapes(store, [()] * num_before):
+            saved = {name: store[str(index)][()] for index, name in enumerate(self._saved_by_keras)}
+            continue_at(self._loss_scale_manager, saved["dynamic_scale"], saved["step_counter"])
         elif num_before == len(own) and _have_shapes(store, [tuple(variable.shape) for variable in own]):
             _assign((variable, store[str(index)]) for index, variable in enumerate(own))
         else:
@@ -87,9 +84,8 @@ class StateInFiles:
     """The wrapper's own variables in Keras' files: of the loss scale, the counters, an unfinished window, and spikes.
 
     Keras' walk comes to this object, an attribute of the wrapper, if it is one of the objects that Keras saves. So each
-    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. The variables of
-    a window and of a spike detector are there after `build`. `continue_at` gets the scale and the count of finite steps
-    that a manager of another class saved.
+    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. `continue_at`
+    gets the scale and the count of finite steps that a manager of another class saved.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
@@ -139,9 +135,6 @@ def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def register_own_classes(keras: ModuleType) -> None:
-    """Register tfmp's managers and spike detector with `keras` or `tf_keras`, so that saved models can be loaded.
-
-    The author of any other manager registers it.
-    """
+    """Register tfmp's managers and spike detector with `keras` or `tf_keras`, so that saved models can be loaded."""
     for own_class in (*OWN_MANAGERS, SpikeDetector):
         keras.saving.register_keras_serializable(package="tfmp")(own_class)

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,29 +14,21 @@ _logger = logging.getLogger("tfmp")
 
 
 def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -> None:
-    """Let a manager continue from the scale and the count of finite steps of Keras' own wrapper.
-
-    This calls `continue_from(loss_scale, good_steps)`, which a manager of the user's own may also have, or warns.
-    """
+    """Let a manager continue from the scale and the count of Keras' own wrapper, if it has `continue_from`; or warn."""
     continue_from = getattr(manager, "continue_from", None)
-    if continue_from is None:
+    if continue_from is not None:
+        continue_from(loss_scale, good_steps)
+    elif float(manager.get_loss_scale()) != loss_scale:
         # Such a manager's own checkpoints, around a legacy optimizer, have the scale in this place too.
-        if float(manager.get_loss_scale()) == loss_scale:
-            return
         _logger.warning(
             "the loss scale %g of Keras' own LossScaleOptimizer is not taken over: %s has no method continue_from.",
             loss_scale,
             type(manager).__name__,
         )
-        return
-    continue_from(loss_scale, good_steps)
 
 
 def nearest_allowed(loss_scale: float) -> float:
-    """Return the scale nearest to that of Keras' own wrapper that a manager can hold, from 1 to the largest float32.
-
-    Keras' own scale has no such bounds: it can reach 0.
-    """
+    """Return the nearest scale from 1 to the largest float32: that of Keras' own wrapper can reach 0."""
     return float(np.clip(loss_scale, 1, np.finfo(np.float32).max))
 
 
@@ -51,42 +42,24 @@ def manager_from_keras2(optimizer: Any) -> LossScaleManager:  # noqa: ANN401 - o
     return manager
 
 
-def values_of_keras(
-    continue_at: Callable[[float, int], None],
-    loss_scale: Callable[[], tf.Tensor],
-    good_steps: Callable[[], tf.Tensor],
-) -> tuple[InCheckpoint, InCheckpoint]:
-    """Return the scale and the count of finite steps as checkpoints of Keras' own wrapper hold them.
-
-    `continue_at` is called when a checkpoint with both is restored; the other two functions return what is saved.
-    """
-    restored: dict[str, tf.Tensor] = {}
-
-    def restore(name: str, value: tf.Tensor) -> None:
-        restored[name] = value
-        if len(restored) == 2:
-            continue_at(float(restored.pop("loss_scale")), int(restored.pop("good_steps")))
-
-    return (
-        InCheckpoint(loss_scale, functools.partial(restore, "loss_scale")),
-        InCheckpoint(good_steps, functools.partial(restore, "good_steps")),
-    )
-
-
 class ScaleOfKeras(tf.Module):
-    """Holds a manager's scale in checkpoints where Keras 2's own legacy wrapper has its own, in `loss_scale`.
+    """Holds a manager's scale and count of finite steps in checkpoints as Keras' own wrappers do, and restores them."""
 
-    `continue_at` is called with the scale and the count of finite steps of a checkpoint that this is restored from.
-    """
-
-    def __init__(self, manager: LossScaleManager, continue_at: Callable[[float, int], None]) -> None:
+    def __init__(self, manager: LossScaleManager) -> None:
         super().__init__()
+        restored: dict[str, tf.Tensor] = {}
+
+        def restore(name: str, value: tf.Tensor) -> None:
+            restored[name] = value
+            if len(restored) == 2:
+                continue_at(manager, float(restored.pop("loss_scale")), int(restored.pop("good_steps")))
 
         def good_steps() -> tf.Tensor:
             return tf.constant(int(manager.state_dict().get("good_steps", 0)), tf.int64)
 
-        values = values_of_keras(continue_at, manager.get_loss_scale, good_steps)
-        self.current_loss_scale, self.good_steps = values
+        # The names in the `loss_scale` of Keras 2's own wrappers.
+        self.current_loss_scale = InCheckpoint(manager.get_loss_scale, functools.partial(restore, "loss_scale"))
+        self.good_steps = InCheckpoint(good_steps, functools.partial(restore, "good_steps"))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel would contain graphs of the functions that save and restore, and in a graph there are no numbers.

@@ -17,14 +17,7 @@ class GradientAgreement(NamedTuple):
 
 
 class GradientComparison:
-    """Sums, over batches, what the agreement of each layer is computed from.
-
-    Examples:
-        >>> comparison = GradientComparison()
-        >>> comparison.add({"dense": [np.array([3.0, 4.0])]}, {"dense": [np.array([3.0, 4.5])]})
-        >>> comparison.agreement("dense").relative_error
-        0.1
-    """
+    """Sums, over batches, what the agreement of each layer is computed from."""
 
     def __init__(self) -> None:
         self._sums: dict[str, np.ndarray] = {}

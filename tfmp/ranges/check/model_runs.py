@@ -1,7 +1,4 @@
-"""Runs of batches through what is checked, forward and backward: their tensors by name, and what is measured of these.
-
-This is what models of Keras, functions and graphs have in common.
-"""
+"""What runs of models of Keras, functions and graphs have in common: tensors by name, and what is measured of these."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.gradients import arithmetic, norms
-from tfmp.core.gradients.exponents import exponent_counts
+from tfmp.ranges.exponents import exponent_counts
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.types import Gradient
 
@@ -116,24 +113,14 @@ class Subject(Protocol):
         """The names of the layers that compute in float32 although others compute in half precision."""
 
     def failed_in(self, kept: Collection[str]) -> tuple[str, str] | None:
-        """Return the name of the layer to keep in float32, too, after the error of the last run, and why.
-
-        It is the layer whose code raised the error, or the one that holds it if it is kept. None if that is no layer.
-        """
+        """Return the name of the layer to keep in float32, too, after the error of the last run, and why; or None."""
 
     def run(self, batch: Any, precision: Precision) -> ModelRun:  # noqa: ANN401 - whatever the user's code takes
         """Run a batch, as the user gave it, forward and backward."""
 
 
 def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """Return the mean of losses times the weights of their examples, as a float32 scalar.
-
-    `weights` has a value for each of the first dimensions of the losses; None stands for 1.
-
-    Examples:
-        >>> float(weighted_mean(tf.constant([1.0, 3.0]), tf.constant([[1.0], [0.0]])))
-        0.5
-    """
+    """Return the mean of losses times the weights of their examples, which have the first dimensions of the losses."""
     values = arithmetic.widen(tf.convert_to_tensor(values))
     if weights is not None:
         weights = tf.cast(weights, values.dtype)
@@ -146,12 +133,7 @@ def weighted_mean(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
 
 
 def by_name(named: Iterable[tuple[str, Any]]) -> Named:
-    """Return the tensors of each name, in the order of the names' first use.
-
-    Examples:
-        >>> by_name([("a", 1), ("b", 2), ("a", 3)])
-        {'a': [1, 3], 'b': [2]}
-    """
+    """Return the tensors of each name, in the order of the names' first use."""
     found: dict[str, list[Any]] = {}
     for name, tensor in named:
         found.setdefault(name, []).append(tensor)
@@ -159,12 +141,7 @@ def by_name(named: Iterable[tuple[str, Any]]) -> Named:
 
 
 def told_apart(names: Iterable[str]) -> list[str]:
-    """Number the names that occur again, so that no two are the same.
-
-    Examples:
-        >>> told_apart(["kernel", "bias", "kernel"])
-        ['kernel', 'bias', 'kernel (2)']
-    """
+    """Number the names that occur again, so that no two are the same: `kernel`, then `kernel (2)`."""
     numbers: Counter[str] = Counter()
     found = []
     for name in names:

@@ -1,10 +1,11 @@
 """check_precision: what float16 would do to a model, before the training."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.log import visible_logger
+from tfmp.core.tensorflow_internals import global_random_generator
 from tfmp.environment import installed
 from tfmp.hosts.keras.which import keras_of
 from tfmp.ranges.check.float16_runs import Float16Runs
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.model_runs import IN_FLOAT32, Subject, Totals, weighted_mean
 from tfmp.ranges.check.probed_code import Functions, GraphLoss
-from tfmp.ranges.check.random_state import global_seed_unchanged
 from tfmp.ranges.check.suggestions import (
     bfloat16_needs_scaling,
     reason_far_off,
@@ -123,7 +124,7 @@ def check_precision(
     subject = _subject(model, loss_fn, variables, in_float16, session)
     if loss_fn is not None or subject.needs_labels:
         _refuse_without_labels(taken)
-    with global_seed_unchanged():
+    with _global_seed_unchanged():
         return _Check(subject, taken, tolerance, progress).report()
 
 
@@ -186,6 +187,23 @@ def _loss_of(
         return weighted_mean(loss_fn(labels, function(inputs)), weights[0] if weights else None)
 
     return loss
+
+
+@contextlib.contextmanager
+def _global_seed_unchanged() -> Iterator[None]:
+    """Give eager code that draws random numbers afterwards the same ones as if the block had not run."""
+    generator = global_random_generator()
+    if generator is None:
+        # Without a seed, random numbers cannot be repeated anyway.
+        yield
+        return
+    state = generator.getstate()
+    # Other seeds within: a kernel that TensorFlow keeps for a seed goes on where it stopped.
+    generator.seed(repr(state))
+    try:
+        yield
+    finally:
+        generator.setstate(state)
 
 
 class _Check:

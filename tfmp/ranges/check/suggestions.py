@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 
 from tfmp.ranges.check.model_runs import Measured
-from tfmp.ranges.half_types import BFLOAT16, FLOAT16
-from tfmp.ranges.histogram import RangeHistogram
+from tfmp.ranges.histogram import BFLOAT16, FLOAT16, RangeHistogram
 from tfmp.ranges.report import LayerPrecision
 
 #: The powers of two between the largest gradient, scaled, and the largest number of float16.
@@ -23,11 +22,6 @@ def suggested_loss_scale(gradients: RangeHistogram) -> float:
 
     Gradients grow and shrink during training. With three bits, they may become eight times as large before a step is
     skipped.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> suggested_loss_scale(RangeHistogram.of(tf.constant([1.5, 1e-6])))
-        4096.0
     """
     exponents = gradients.exponents
     highest = 0 if exponents is None else exponents[1]
@@ -56,10 +50,6 @@ def reason_to_return_float32(far_off: int, loss_scale: float | None) -> str:
     """Return why a layer that returns an output of the model must compute in float32, although it fits into float16.
 
     Otherwise `far_off` more layers are far off, and `loss_scale` is the highest that overflows nothing, if it is lower.
-
-    Examples:
-        >>> reason_to_return_float32(12, 4.0)
-        'with its output in float16, 12 more layers are far off, and the loss scale can be at most 4'
     """
     found = [f"{far_off} more {'layer is' if far_off == 1 else 'layers are'} far off"] if far_off else []
     found += [] if loss_scale is None else [f"the loss scale can be at most {loss_scale:g}"]

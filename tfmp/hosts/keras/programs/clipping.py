@@ -4,7 +4,6 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients.norms import global_norm
 from tfmp.types import Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class.
@@ -23,15 +22,9 @@ def _is_positive(norm: float | None) -> bool:
     return norm is not None and norm > 0
 
 
-def true_norm(grads: Gradients, halves: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
-    """Return the global norm that scaled gradients have after unscaling.
-
-    Args:
-        grads: The gradients.
-        halves: Their `halves_of_square_sums`.
-        loss_scale: What they are scaled by.
-    """
-    return tf.cast(global_norm(grads, halves) / tf.cast(loss_scale, tf.float64), tf.float32)
+def true_norm(norm: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Return the global norm after unscaling of gradients whose norm before is known, in float64."""
+    return tf.cast(norm / tf.cast(loss_scale, tf.float64), tf.float32)
 
 
 def clipped_by(norm: tf.Tensor, grads: Gradients, optimizer: _Optimizer) -> Gradients:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.gradients.norms import halves_of_square_sums
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.programs.clipping import clips_by_global_norm, true_norm
@@ -69,22 +68,9 @@ class KerasProgram:
         # A user's code may change the gradients before they are clipped.
         return self.compiler.is_by_keras_alone(self.variables)
 
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return what the program needs for clipping by the global norm; nothing if it does not clip.
-
-        That is the norm of the unscaled gradients within XLA: there the conditional step runs as a loop, in which the
-        norm would be slow, and computing it outside of the loop costs little even if the step is skipped. Otherwise it
-        is the sums of squares from `halves_of_square_sums`. The check of the gradients computes the same sums, so
-        they cost little beside it.
-        """
-        if not self.clips:
-            return []
-        halves = halves_of_square_sums(grads)
-        return [true_norm(grads, halves, loss_scale)] if within_xla() else [halves]
-
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+    def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
         """Divide the gradients by the loss scale, clip and apply them."""
-        return ProgramsTogether([self]).apply(grads, loss_scale, measures)
+        return ProgramsTogether([self]).run(grads, loss_scale, norm)
 
 
 class ProgramsTogether:
@@ -96,24 +82,17 @@ class ProgramsTogether:
     def __init__(self, programs: Sequence[KerasProgram]) -> None:
         self._programs = programs
 
-    def measure(self, grads: Gradients, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        """Return what the programs that clip need, one measure for each."""
-        each = zip(self._programs, self._split(grads), strict=True)
-        return list(itertools.chain.from_iterable(program.measure(own, loss_scale) for program, own in each))
+    #: They have no norm in common, so each optimizer clips its own gradients.
+    clips = False
 
-    def apply(self, grads: Gradients, loss_scale: tf.Tensor, measures: Sequence[tf.Tensor]) -> Done:
+    def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
         """Divide the gradients by the loss scale, clip and apply them."""
-        rows = zip(
-            self._programs,
-            self._split(grads),
-            split(measures, [int(bool(measures) and program.clips) for program in self._programs]),
-            strict=True,
-        )
+        norms = [] if norm is None else [true_norm(norm, loss_scale)]
         # A program runs on one device; None stands for those that are not compiled.
         of_devices: dict[str | None, list[_Part]] = {}
-        for program, own_grads, own_measures in rows:
+        for program, own_grads in zip(self._programs, self._split(grads), strict=True):
             device = of_tensorflow(program.variables[0]).device if program.is_compiled else None
-            of_devices.setdefault(device, []).append(_part(program, own_grads, own_measures))
+            of_devices.setdefault(device, []).append(_part(program, own_grads, norms))
         for device, parts in of_devices.items():
             _apply(parts, loss_scale, compiles=device is not None)
         return tf.no_op()
@@ -133,17 +112,12 @@ class _Part(NamedTuple):
 
     share: Share
     grads: Gradients
-    measures: Sequence[tf.Tensor]
-
-    def norms(self, loss_scale: tf.Tensor) -> list[tf.Tensor]:
-        if within_xla():
-            return list(self.measures)
-        return [true_norm(self.grads, halves, loss_scale) for halves in self.measures]
+    norms: Sequence[tf.Tensor]
 
 
-def _part(program: KerasProgram, grads: Gradients, measures: Sequence[tf.Tensor]) -> _Part:
-    share = Share(program.compiler, program.variables, program.options, program.method, num_norms=len(measures))
-    return _Part(share, [grads[index] for index in program.taken], measures)
+def _part(program: KerasProgram, grads: Gradients, norms: Sequence[tf.Tensor]) -> _Part:
+    share = Share(program.compiler, program.variables, program.options, program.method, num_norms=len(norms))
+    return _Part(share, [grads[index] for index in program.taken], norms)
 
 
 def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> None:
@@ -164,7 +138,7 @@ def _apply(parts: Sequence[_Part], loss_scale: tf.Tensor, *, compiles: bool) -> 
             run_compiled(update, grads, tensors)
 
     grads = [grad for part in parts for grad in part.grads]
-    tensors = [loss_scale, *(norm for part in parts for norm in part.norms(loss_scale))]
+    tensors = [loss_scale, *(norm for part in parts for norm in part.norms)]
     if not compiles:
         update(grads, tensors)
     elif tf.executing_eagerly():

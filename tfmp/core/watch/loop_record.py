@@ -1,18 +1,15 @@
 """Records what the user's training loop calls, which tells whether its gradients are scaled."""
 
-import logging
 from collections import defaultdict, deque
 from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core import script_lines
 from tfmp.core.distribute import current_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, number_of_first
 from tfmp.core.tensorflow_internals import number_of_tensor
+from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
 from tfmp.types import Gradient, Gradients
-
-_logger = logging.getLogger("tfmp")
 
 _Call: TypeAlias = Literal["scale_loss", "get_scaled_loss", "get_unscaled_gradients", "compute_gradients"]
 
@@ -27,13 +24,11 @@ class _SinceApplied:
         self._spans: deque[tuple[int, int | None]] = deque(maxlen=64)
 
     def note_scaled(self, loss: tf.Tensor) -> None:
-        """Remember the first loss that is scaled after the last gradients were unscaled."""
         number = number_of_tensor(loss)
         if number is not None and not self._is_span_open():
             self._spans.append((number, None))
 
     def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
-        """Remember gradients that the user passed to be unscaled, and what was returned for them."""
         self.unscaled.add(grads, returned)
         if self._is_span_open():
             self._spans[-1] = (self._spans[-1][0], number_of_first(returned))
@@ -59,13 +54,6 @@ class LoopRecord:
     called last. All replicas call the same methods in the same order, so one record serves them all.
     `compute_gradients` of Keras 2 scales and unscales by itself. It is remembered under its own name, because Horovod's
     optimizer averages gradients in `compute_gradients` and nowhere else.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> loop = LoopRecord()
-        >>> loop.last_call = "scale_loss"
-        >>> loop.are_scaled([tf.constant(1.0)], by_default=False)
-        True
     """
 
     def __init__(self) -> None:
@@ -74,8 +62,7 @@ class LoopRecord:
         self._last_scaling: _Call | None = None
         self._since_applied: defaultdict[int | None, _SinceApplied] = defaultdict(_SinceApplied)
         self._before: dict[int | None, UnscaledGradients] = {}
-        # The warnings that were given, each of which is given once.
-        self._told: set[str] = set()
+        self._watch = UnscaledLossWatch()
 
     def are_scaled(self, grads: Gradients, *, by_default: bool) -> bool:
         """Return whether gradients passed to `apply_gradients` are of a scaled loss; warn if in doubt.
@@ -84,14 +71,14 @@ class LoopRecord:
         """
         scaled = self.last_call == "scale_loss" or (self.last_call is None and by_default)
         if scaled and self.last_call is None:
-            self._warn_once(
+            self._watch.warn_once(
                 grads,
                 "gradients are divided by the loss scale, and scale_loss was not called before: differentiate what "
                 "scale_loss returns, not the loss itself.",
             )
         elif not scaled and self.last_call not in {"get_unscaled_gradients", "compute_gradients"}:
             missing = "get_scaled_loss" if self.last_call is None else "get_unscaled_gradients"
-            self._warn_once(
+            self._watch.warn_once(
                 grads,
                 f"gradients are applied as they are, and {missing} was not called before: scale the loss by "
                 "get_scaled_loss and the gradients by get_unscaled_gradients, or call scale_loss alone.",
@@ -105,7 +92,13 @@ class LoopRecord:
         return loss
 
     def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
-        """Remember a call of `get_unscaled_gradients`."""
+        """Remember a call of `get_unscaled_gradients`; refuse what it returned, and warn if no loss was scaled."""
+        if self.last_call is None:
+            self._watch.warn_once(
+                grads,
+                "gradients are unscaled, and the loss was not scaled before: differentiate what get_scaled_loss "
+                "returns, not the loss itself.",
+            )
         self.last_call = "get_unscaled_gradients"
         since = self._since_applied[current_replica()]
         if any(map(since.unscaled.returned, grads)):
@@ -149,20 +142,3 @@ class LoopRecord:
                 "get_unscaled_gradients is called."
             )
         return got
-
-    def warn_if_never_scaled(self, grads: Gradients) -> None:
-        """Warn if gradients passed to `get_unscaled_gradients` cannot be of a scaled loss."""
-        if self.last_call is None:
-            self._warn_once(
-                grads,
-                "gradients are unscaled, and the loss was not scaled before: differentiate what get_scaled_loss "
-                "returns, not the loss itself.",
-            )
-
-    def _warn_once(self, grads: Gradients, message: str) -> None:
-        """Warn once with a message, and with the line that computed the gradients, or else the one that runs now."""
-        if message in self._told:
-            return
-        self._told.add(message)
-        line = script_lines.with_library(script_lines.line_of_gradients(grads))
-        _logger.warning("%s: %s", line, message)

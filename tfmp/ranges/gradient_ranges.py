@@ -9,9 +9,48 @@ import tensorflow as tf
 
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.exponents import NUM_COUNTS, exponent_counts
+from tfmp.core.step.properties import StepProperties
+from tfmp.core.storage.by_variables import ByVariables
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.ranges.exponents import NUM_COUNTS, exponent_counts
 from tfmp.types import Done, Gradient, Gradients
+
+
+class StepsWithRanges(StepProperties):
+    """The base of classes whose steps can record the powers of two of their gradients."""
+
+    def record_gradient_ranges(self) -> "GradientRanges":
+        """Let the steps that are built from now on record the powers of two of their gradients when asked.
+
+        A step is recorded only after a call of the object's `request`; every other step only reads a flag. This works
+        in eager code and in a `tf.function`, unless the function was traced before. In TF1 graphs,
+        `tfmp.LossScaleLoggingHook` fetches the gradients themselves.
+
+        Returns:
+            The object with which you request a step and read what it recorded; the same one at each call. `request()`
+            asks for the next step, and `read()` returns what was recorded: for each list of variables their `names`,
+            the `counts` of their gradients as `tfmp.ranges.exponent_counts` returns them, and the factor that the
+            gradients had, `scaled_by`.
+
+        Examples:
+            >>> import tfmp
+            >>> scaler = tfmp.GradScaler()
+            >>> ranges = scaler.record_gradient_ranges()
+            >>> w = tf.Variable([0.5, 3.0])
+            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> ranges.request()
+            >>> with tf.GradientTape() as tape:
+            ...     loss = scaler.scale(tf.reduce_sum(w ** 2))
+            >>> _ = scaler.step(optimizer, zip(tape.gradient(loss, [w]), [w]))
+            >>> _ = scaler.update()
+            >>> tfmp.ranges.RangeHistogram(ranges.read()[0].counts[0])
+            <RangeHistogram of 2 values, 2^0..2^2>
+
+        Provisional: a minor version may change it and what it returns.
+        """
+        if not isinstance(self._scaler.monitor, GradientRanges):
+            self._scaler.monitor = GradientRanges()
+        return self._scaler.monitor
 
 
 class RecordedRanges(NamedTuple):
@@ -34,24 +73,12 @@ class GradientRanges(NotCheckpointed):
     """The powers of two of the gradients of the last step that was recorded.
 
     A step is recorded if `request` was called before it. On other steps nothing is computed.
-
-    Examples:
-        >>> import tfmp
-        >>> w = tf.Variable([1.0, 2.0], name="w")
-        >>> opt = tfmp.LossScaleOptimizer(
-        ...     tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(1024))
-        >>> ranges = opt.record_gradient_ranges()
-        >>> ranges.request()
-        >>> _ = opt.minimize(lambda: tf.reduce_sum(w * [1.0, 0.25]), var_list=[w])
-        >>> recorded, = ranges.read()
-        >>> recorded.names, tfmp.ranges.RangeHistogram(recorded.counts[0])
-        (['w:0'], <RangeHistogram of 2 values, 2^-2..2^0>)
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._requested = False
-        self._each: list[_Record] = []
+        self._each = ByVariables(self._new_record)
 
     def request(self) -> None:
         """Request that the next step is recorded.
@@ -63,11 +90,23 @@ class GradientRanges(NotCheckpointed):
         for record in self._each:
             record.state.create().due.assign(True)
 
+    def read(self) -> list[RecordedRanges]:
+        """Return what was recorded on the step that was requested last, for each list of variables.
+
+        Call this in eager code. The list is empty as long as no step was taken since the request.
+        """
+        states = [(record.names, record.state.read()) for record in self._each]
+        return [
+            RecordedRanges(list(names), state.counts.numpy(), float(state.scaled_by))
+            for names, state in states
+            if state.counts.numpy().any() and not bool(state.due)
+        ]
+
     def _record(
         self, names: Sequence[str], grads: Gradients, loss_scale: tf.Tensor | None, distribution: Distribution
     ) -> Done:
         """Count this replica's gradients if the step was requested; `loss_scale` is None if they are unscaled."""
-        state = self._state_of(names)
+        state = self._each.of(names).state
         present = [grad for grad in grads if grad is not None]
         dtypes = [values.dtype for values in arithmetic.values_of(present)]
         scaled_by = tf.ones([]) if loss_scale is None else loss_scale
@@ -83,25 +122,9 @@ class GradientRanges(NotCheckpointed):
         integers = _bitcast(present, [_INTEGERS[dtype.size] for dtype in dtypes])
         return distribution.conditional_update(state.get("due"), integers, count, lambda _: tf.no_op())
 
-    def read(self) -> list[RecordedRanges]:
-        """Return what was recorded on the step that was requested last, for each list of variables.
-
-        Call this in eager code. The list is empty as long as no step was taken since the request.
-        """
-        states = [(record.names, record.state.read()) for record in self._each]
-        return [
-            RecordedRanges(list(names), state.counts.numpy(), float(state.scaled_by))
-            for names, state in states
-            if state.counts.numpy().any() and not bool(state.due)
-        ]
-
-    def _state_of(self, names: Sequence[str]) -> "StateVariables[_State]":
-        for record in self._each:
-            if record.names == tuple(names):
-                return record.state
+    def _new_record(self, names: Sequence[str]) -> "_Record":
         initial = _State(np.bool_(self._requested), np.zeros([len(names), NUM_COUNTS], np.int64), np.float32(1))
-        self._each.append(_Record(tuple(names), StateVariables(initial, saved=False)))
-        return self._each[-1].state
+        return _Record(tuple(names), StateVariables(initial, saved=False))
 
 
 #: The types of integers by their size in bytes.

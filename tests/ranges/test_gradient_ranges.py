@@ -12,7 +12,7 @@ import tensorflow as tf
 from gradient_forms import MODES, in_every_mode
 
 import tfmp
-from tfmp.core.monitors.gradient_ranges import GradientRanges
+from tfmp.ranges.gradient_ranges import GradientRanges
 
 #: What is recorded of a step: for each variable, how many values have which exponent; and the factor of the gradients.
 _Found = tuple[list[dict[str, int]], float]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfmp.core.distribute import current_distribution
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients.arithmetic import values_of
 from tfmp.types import Gradient, Gradients
@@ -20,39 +21,46 @@ HIGHEST_EXPONENT = 127
 #: What is counted beside the exponents, in this order, behind the bins.
 OTHER_COUNTS = ("zero", "infinite", "nan", "below", "above")
 
-_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+NUM_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
 
 #: The number of counts of one tensor.
-NUM_COUNTS = _BINS + len(OTHER_COUNTS)
+NUM_COUNTS = NUM_BINS + len(OTHER_COUNTS)
 
 
-def exponent_counts(tensors: Gradients) -> tf.Tensor:
-    """Count, for each tensor, the values in every power of two, and its zeros, infinities and NaN.
+def exponent_counts(tensors: Gradients, *, is_distributed: bool = False, name: str = "exponent_counts") -> tf.Tensor:
+    """Count, on the device, how many values of each tensor have which binary exponent.
 
-    The rule for float32, whose bits are a sign, a field of 8 bits and 23 bits of mantissa:
-
-        counts of the 512 values of (bits >> 23)      a sign and a field each
-        fields 1 to 254                               the exponents -126 to 127
-        fields 0 and 255, only if they occur          zeros, subnormal numbers, infinities and NaN are told apart
+    Counts are exact for every dtype, subnormal numbers included, in eager code, in a `tf.function`, within XLA and in
+    TF1 graphs. A row of the result is what `tfmp.ranges.RangeHistogram` takes.
 
     Args:
-        tensors: Gradients, weights or activations of float16, bfloat16, float32 or float64; an `IndexedSlices` counts
-            its rows as they are, and None has no values.
+        tensors: Gradients, weights or activations of float16, bfloat16, float32 or float64, of any shape. A
+            `tf.IndexedSlices` counts the values of its rows; rows with the same index are not summed before. None has
+            no values.
+        is_distributed: True to sum the counts over the replicas of the active `tf.distribute` strategy, or over the
+            workers of Horovod. All of them must then call this function.
+        name: A name for the exchange with other workers, different for each call in a step.
 
     Returns:
-        An int64 matrix with a row for each tensor. Its columns are the exponents from -150 to 127, then the numbers of
-        zeros, infinities and NaN, and of the values of float64 that are not 0 and below 2**-150, or finite and from
-        2**128 on.
+        An int64 tensor of shape `[len(tensors), 283]`. Its columns are the numbers of values from `2**e` to below
+        `2**(e + 1)` for the exponents -150 to 127, then the numbers of zeros, of infinities, of NaN, and of float64
+        values between 0 and `2**-150`, and finite ones from `2**128` on.
 
     Raises:
         TypeError: A tensor does not have a floating-point dtype.
+        ValueError: `is_distributed` is True, and nothing distributes.
 
     Examples:
-        >>> counts = exponent_counts([tf.constant([0.0, -3.0, 2.0, 1e-40]), None])
-        >>> counts.shape.as_list(), int(counts[0, 1 - LOWEST_EXPONENT]), int(counts[0, -133 - LOWEST_EXPONENT])
-        ([2, 283], 2, 1)
+        >>> import tfmp
+        >>> counts = tfmp.ranges.exponent_counts([tf.constant([0.75, -0.5, 3.0], tf.float16)])
+        >>> int(counts[0, 150 - 1]), int(counts[0, 150 + 1])
+        (2, 1)
+        >>> tfmp.ranges.RangeHistogram(counts[0])
+        <RangeHistogram of 3 values, 2^-1..2^1>
     """
-    return tf.stack([_counts(tensor) for tensor in tensors])
+    rows = [_counts(tensor) for tensor in tensors]
+    counts = tf.stack(rows) if rows else tf.zeros([0, NUM_COUNTS], tf.int64)
+    return current_distribution(True).total(counts, name) if is_distributed else counts
 
 
 class _Bits(NamedTuple):
@@ -124,7 +132,7 @@ def _counts_of_float(values: tf.Tensor) -> tf.Tensor:
         return _laid_out(bits, tf.concat([subnormal, normal], axis=0), zero, infinite, nan)
     # The subnormal numbers of float64, and some of the normal ones, are below all bins; others are above.
     first = LOWEST_EXPONENT - bits.exponent_of_field_1
-    below, in_bins, above = tf.split(normal, [first, _BINS, bits.fields - 2 - first - _BINS])
+    below, in_bins, above = tf.split(normal, [first, NUM_BINS, bits.fields - 2 - first - NUM_BINS])
     below = tf.reduce_sum(tf.concat([below, subnormal], axis=0), keepdims=True)
     return tf.concat([in_bins, zero, infinite, nan, below, tf.reduce_sum(above, keepdims=True)], axis=0)
 
@@ -184,7 +192,7 @@ def _bincount(indices: tf.Tensor, size: int) -> tf.Tensor:
 
 def _laid_out(bits: _Bits, of_exponents: tf.Tensor, zero: tf.Tensor, infinite: tf.Tensor, nan: tf.Tensor) -> tf.Tensor:
     missing = bits.exponent_of_field_1 - bits.mantissa - LOWEST_EXPONENT
-    padded = tf.pad(of_exponents, [[missing, _BINS - missing - of_exponents.shape[0]]])
+    padded = tf.pad(of_exponents, [[missing, NUM_BINS - missing - of_exponents.shape[0]]])
     return tf.concat([padded, zero, infinite, nan, tf.zeros([2], tf.int64)], axis=0)
 
 

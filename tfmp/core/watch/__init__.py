@@ -1,0 +1,1 @@
+"""Notices gradients that are not those of a scaled loss, or are not unscaled."""
