@@ -98,8 +98,7 @@ def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
     grads = [tf.ones([2]), finite, None, sparse, half, tf.fill([100, 100], 3e30)]
 
     def sizes(grads: Gradients) -> list[tf.Tensor]:
-        found = finiteness.suspects(grads, finiteness.halves_of_large_square_sums(grads))
-        return [tf.size(each) for each in arithmetic.values_of(found)]
+        return [tf.size(each) for each in arithmetic.values_of(finiteness.suspects(grads))]
 
     for find in (sizes, tf.function(sizes)):
         assert [int(size) for size in find(grads)] == [2, 0, 10000, 10000, 10000]
@@ -112,9 +111,6 @@ def test_squares_are_those_of_each_large_gradient_and_of_the_small_ones_of_a_typ
     squares = norms.halves_of_square_sums(grads)
     assert squares.dtype == tf.float64
     assert squares.numpy().tolist() == [2**14, 2**12, 4.5, 10, 50]
-    # Only of those that the check of all values sums up one by one.
-    assert finiteness.halves_of_large_square_sums(grads).numpy().tolist() == [2**14]
-    assert finiteness.halves_of_large_square_sums([None]).shape == [0]
     assert norms.norm_of_each(grads).numpy() == pytest.approx([3, 2**7.5, 0, 2**6.5, 20**0.5, 10])
     # The norm from squares that are known is the same.
     norm = float(norms.global_norm(grads, squares))
@@ -260,10 +256,10 @@ def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.co
     fed = tf.compat.v1.placeholder(tf.float32, [100, 100])
     asked = [
         norms.halves_of_square_sums([fed]),
-        finiteness.halves_of_large_square_sums([fed]),
+        finiteness.suspects([fed])[0],
         finiteness.all_finite([fed]),
     ]
     options, metadata = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
     found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
-    assert [each.tolist() for each in found] == [[5000], [5000], True]
+    assert [each.tolist() for each in found] == [[5000], [], True]
     assert [node.op for graph in metadata.partition_graphs for node in graph.node].count("L2Loss") == 1

@@ -28,13 +28,7 @@ def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
 def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
     """Divide gradients by the loss scale; those in float64 stay in it, all others are returned in float32.
 
-    If the scale is above 2**126, the gradients become 0, because the reciprocal of the scale is denormal and CPU
-    kernels replace it by 0.
-
-    Examples:
-        >>> grads = [tf.constant([8.0, 16.0], tf.float16), None]
-        >>> [None if g is None else g.numpy() for g in unscale(grads, tf.constant(8.0))]
-        [array([1., 2.], dtype=float32), None]
+    By a scale above 2**126 they become 0: its reciprocal is denormal, and CPU kernels replace it by 0.
     """
     lists.refuse_complex(grads)
     reciprocal = tf.math.reciprocal(loss_scale)
@@ -51,8 +45,8 @@ def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
 
     Its values may be as large as its dtype allows, and the factor may be denormal in it.
     """
-    # Eager code would read and write all values in each of the operations below, though one mostly suffices. It knows
-    # the factor.
+    # Eager code knows the factor, and would read and write all values in each of the ops below, though one mostly
+    # suffices.
     known = float(factor) if tf.executing_eagerly() else None
     if known == 1:
         return grad
@@ -90,8 +84,7 @@ def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
 def pad_rows(grad: Gradient) -> Gradient:
     """Add rows of zeros to an `IndexedSlices` until the number of rows is a power of two; return other forms unchanged.
 
-    XLA compiles a program for each number of rows. Padding makes these numbers few. Rows of zeros do not change the sum
-    of the rows. They have the index of the first row, or 0 if there was no row.
+    XLA compiles a program for each number of rows. The new rows have the index of the first one, or 0 if there is none.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return grad
@@ -99,8 +92,7 @@ def pad_rows(grad: Gradient) -> Gradient:
     powers = tf.constant([2**exponent for exponent in range(31)])
     missing = tf.reduce_min(tf.boolean_mask(powers, powers >= count)) - count
     zeros = tf.zeros(tf.concat([[missing], tf.shape(grad.values)[1:]], axis=0), grad.values.dtype)
-    # The new rows repeat an existing index. With another index, a row of the variable that has no gradient would get a
-    # gradient of 0, and an optimizer with momentum would then move it.
+    # With another index, a row of the variable without a gradient would get one of 0, and momentum would move it.
     index = tf.concat([grad.indices, tf.zeros([1], grad.indices.dtype)], axis=0)[0]
     return tf.IndexedSlices(
         tf.concat([grad.values, zeros], axis=0),
@@ -160,8 +152,7 @@ def is_sparse(grad: Gradient) -> bool:
 def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
     """Return the rows of a tensor of rank 1 or more that contain a value other than 0; under XLA return all rows."""
     if within_xla():
-        # Under XLA the number of rows must not depend on values. XLA would pad the indices that `tf.where` finds, and
-        # optimizers would apply part of the padding as if it were rows of the gradient.
+        # XLA would pad the indices that `tf.where` finds, and optimizers would apply part of the padding as rows.
         return tf.IndexedSlices(values, tf.range(tf.shape(values)[0]), tf.shape(values))
     rows = tf.reshape(values, [tf.shape(values)[0], -1])
     indices = tf.where(tf.reduce_any(tf.not_equal(rows, 0), axis=1))[:, 0]
@@ -175,12 +166,8 @@ def forms(grads: Gradients) -> tf.Tensor:
 
 
 def values_of(grads: Gradients) -> list[tf.Tensor]:
-    """Return the tensors that contain the gradients' values; gradients that are None are left out."""
-    return [
-        grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
-        for grad in grads
-        if grad is not None
-    ]
+    """Return the tensors that contain the gradients' values, without those of gradients that are None."""
+    return [tf.convert_to_tensor(lists.values(grad)) for grad in grads if grad is not None]
 
 
 def without(grads: Gradients, others: Gradients) -> list[Gradient]:

@@ -19,20 +19,14 @@ def each_half_of_square_sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
     Half, because the fast kernel `tf.nn.l2_loss` computes that. A sum is computed in the dtype of its tensor, or in
     float32 if that is in half precision. If a graph contains it several times, TensorFlow computes it once.
     """
-    halves = [_half_of_square_sum(each) for each in values]
+    halves = [_half_of_square_sum(widen(each)) for each in values]
     if len({each.dtype.name for each in halves}) > 1:
         halves = [tf.cast(each, tf.float64) for each in halves]
     return tf.cast(tf.stack(halves), tf.float64) if halves else tf.zeros([0], tf.float64)
 
 
-def _half_of_square_sum(values: tf.Tensor) -> tf.Tensor:
-    wide = widen(values)
-    return weighted_sum(tf.square(wide), 0.5) if within_xla() else tf.nn.l2_loss(wide)
-
-
-def weighted_sum(values: tf.Tensor, weight: float) -> tf.Tensor:
-    """Return the sum of the values, each multiplied by the weight before it is added."""
-    return tf.reduce_sum(sums_of_rows(rows(values), weight))
+def _half_of_square_sum(wide: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(sums_of_rows(rows(tf.square(wide)), 0.5)) if within_xla() else tf.nn.l2_loss(wide)
 
 
 def sums_of_rows(matrix: tf.Tensor, weight: float) -> tf.Tensor:
@@ -47,18 +41,14 @@ def sums_of_rows(matrix: tf.Tensor, weight: float) -> tf.Tensor:
 
 def rows(values: tf.Tensor) -> tf.Tensor:
     """Return the values as a matrix with rows of a length that is known; without copying them."""
-    length = _length_of_rows(values.shape)
-    is_matrix = values.shape.rank == 2 and values.shape[1] == length
-    return values if is_matrix else tf.reshape(values, [-1, length])
-
-
-def _length_of_rows(shape: tf.TensorShape) -> int:
     length = 1
-    for size in reversed(shape.as_list() if shape.rank else []):
+    for size in reversed(values.shape.as_list() if values.shape.rank else []):
         if size is None or length >= 256:
             break
         length *= size
-    return max(length, 1)
+    length = max(length, 1)
+    is_matrix = values.shape.rank == 2 and values.shape[1] == length
+    return values if is_matrix else tf.reshape(values, [-1, length])
 
 
 def joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -71,8 +61,7 @@ def joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def is_small(values: tf.Tensor) -> bool:
     """Return whether a tensor has so few values that it is read together with others."""
-    size = values.shape.num_elements()
-    return size is not None and size < _SMALL
+    return are_few([values])
 
 
 def are_few(values: Sequence[tf.Tensor]) -> bool:

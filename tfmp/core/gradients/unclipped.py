@@ -20,10 +20,7 @@ _IN_GRAPH = ("tfmp", "unclipped")
 
 
 def keep_unclipped(grad: Gradient) -> None:
-    """Let what is clipped from a gradient be known as such; None is ignored.
-
-    In eager code the gradient then lives as long as what was clipped from it.
-    """
+    """Let what is clipped from a gradient be known as such; in eager code the gradient then lives as long as that."""
     _remember(grad, None)
 
 
@@ -35,15 +32,7 @@ def note_clipped(clipped: Gradient, grad: Gradient) -> None:
 
 
 def unclipped(grad: Gradient) -> Gradient:
-    """Return the gradient from which one was clipped, if that is known; otherwise the gradient itself.
-
-    Examples:
-        >>> import tfmp
-        >>> grad = tf.constant([3.0, 4.0])
-        >>> keep_unclipped(grad)
-        >>> unclipped(tfmp.clip_by_norm(grad, 1.0)) is grad
-        True
-    """
+    """Return the gradient from which one was clipped, if that is known; otherwise the gradient itself."""
     known = _of(grad)
     return grad if known is None or known[1] is None else known[1]
 
@@ -71,10 +60,7 @@ def _known_here() -> _Known:
 
 
 def _known_around() -> Iterator[_Known]:
-    """Yield what is known in the current graph, in the graphs around it, and in eager code.
-
-    The graph of a function, which can be a branch, may clip gradients of the code around it.
-    """
+    # The graph of a function, which can be a branch, may clip gradients of the graphs around it, and of eager code.
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         yield from graph.get_collection(_IN_GRAPH)

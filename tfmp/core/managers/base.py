@@ -25,11 +25,10 @@ _Value = TypeVar("_Value")
 
 
 class Setting(Generic[_Value]):
-    """An argument of a manager's constructor, which can be read as an attribute and not be changed."""
+    """An argument of a manager's constructor, which keeps it in an attribute with an underscore; others can read it."""
 
     def __set_name__(self, owner: "type[LossScaleManager]", name: str) -> None:
-        """Remember the class and the name of the attribute."""
-        self._owner, self._name = owner, name
+        self._name = name
         self.__doc__ = f"The argument `{name}` of the constructor, which cannot be changed."
 
     @overload
@@ -39,15 +38,12 @@ class Setting(Generic[_Value]):
     def __get__(self, manager: "LossScaleManager", owner: type) -> _Value: ...
 
     def __get__(self, manager: "LossScaleManager | None", owner: type) -> "_Value | Setting[_Value]":
-        """Return the value, as `get_config` has it."""
         if manager is None:
             return self
-        # A subclass may have a constructor of its own, and override `get_config` with it.
-        value: _Value = self._owner.get_config(manager)[self._name]
+        value: _Value = getattr(manager, f"_{self._name}")
         return value
 
     def __set__(self, manager: "LossScaleManager", value: object) -> None:
-        """Raise `AttributeError`."""
         raise settings.cannot_be_changed(self._name, value, type(manager).__name__)
 
 
@@ -238,7 +234,11 @@ class LossScaleManager(tf.Module, abc.ABC):
             NotImplementedError: The class does not override this method. A manager of your own must override it if
                 Keras is to save it.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
+        classes = reversed(type(self).__mro__)
+        names = [name for each in classes for name, value in vars(each).items() if isinstance(value, Setting)]
+        if not names:
+            raise NotImplementedError(f"{type(self).__name__} has no get_config, which saving a model needs.")
+        return {name: getattr(self, f"_{name}") for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LossScaleManager":
@@ -282,21 +282,18 @@ class LossScaleManager(tf.Module, abc.ABC):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel needs the counters, because its traced functions update them; a checkpoint must not contain
         # them. TensorFlow has no public way to distinguish the two, so this overrides a private method.
-        children = super()._trackable_children(save_type, **kwargs)
-        return (
-            children | {"counters": self._counters, "last_difference": self._last_difference}
-            if save_type == "savedmodel"
-            else children
-        )
+        counts = {"counters": self._counters, "last_difference": self._last_difference}
+        return super()._trackable_children(save_type, **kwargs) | (counts if save_type == "savedmodel" else {})
+
+    # Made on first use, not in a constructor: managers written for tf.contrib do not call `super().__init__()`.
 
     @functools.cached_property
     def _status(self) -> OncePerGraph[LossScaleStatus]:
+        # A method, so that a copy of the manager asks itself.
         return OncePerGraph(self._make_status)
 
     def _make_status(self) -> LossScaleStatus:
         return status_of(self.get_loss_scale(), self._counters.read(), self._last_difference.read())
-
-    # Made on first use, not in a constructor: managers written for tf.contrib do not call `super().__init__()`.
 
     @functools.cached_property
     def _counters(self) -> StateVariables[StepCounters]:

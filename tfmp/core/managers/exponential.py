@@ -133,7 +133,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         tolerance: float = 0,
     ) -> None:
         super().__init__(init_loss_scale, min_loss_scale, _LARGEST if max_loss_scale is None else max_loss_scale)
-        self._max_loss_scale = max_loss_scale
+        self._max_loss_scale = None if max_loss_scale is None else self._highest
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         self._decr_every_n_nan_or_inf = settings.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         self._incr_ratio = settings.number("incr_ratio", incr_ratio)
@@ -145,23 +145,8 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         self._hysteresis = settings.count("hysteresis", hysteresis)
         self._consecutive_hysteresis = settings.flag("consecutive_hysteresis", consecutive_hysteresis)
         self._tolerance = settings.below_1("tolerance", tolerance)
-        state = LossScaleState(self._init_loss_scale, np.int32(0), np.int32(1 - self._hysteresis))
+        state = LossScaleState(np.float32(self._init_loss_scale), np.int32(0), np.int32(1 - self._hysteresis))
         self._start_from(TolerantLossScaleState(*state, steps_since_change=np.int32(0)) if self._tolerance else state)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {
-            "init_loss_scale": float(self._init_loss_scale),
-            "incr_every_n_steps": self._incr_every_n_steps,
-            "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
-            "incr_ratio": self._incr_ratio,
-            "decr_ratio": self._decr_ratio,
-            "min_loss_scale": self._lowest,
-            "max_loss_scale": None if self._max_loss_scale is None else self._highest,
-            "hysteresis": self._hysteresis,
-            "consecutive_hysteresis": self._consecutive_hysteresis,
-            "tolerance": self._tolerance,
-        }
 
     @property
     def skips_per_backoff(self) -> int | None:
@@ -208,7 +193,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         known = tf.get_static_value(loss_scale) if tf.is_tensor(loss_scale) else loss_scale
         if tf.is_tensor(loss_scale) and known is None:
             # Both comparisons are False for NaN, so this also refuses NaN.
-            within = tf.logical_and(loss_scale >= self._lowest, loss_scale <= self._highest)
+            within = tf.logical_and(loss_scale >= self._min_loss_scale, loss_scale <= self._highest)
             checks = [
                 tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
             ]
@@ -261,7 +246,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             settings.count(name, state_dict.get(name, 0), least=least)
 
     def _checked_scale(self, loss_scale: float) -> np.float32:
-        scale = settings.loss_scale("loss_scale", loss_scale, least=self._lowest)
+        scale = settings.loss_scale("loss_scale", loss_scale, least=self._min_loss_scale)
         if scale > self._highest:
             raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {loss_scale!r}.")
         return scale
@@ -290,7 +275,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
 
         scale = self._scale_within_bounds(state.loss_scale)
         grown = self._grown(scale)
-        shrunk = tf.maximum(self._lowest, scale * self._decr_ratio)
+        shrunk = tf.maximum(self._min_loss_scale, scale * self._decr_ratio)
         return state._replace(
             loss_scale=tf.where(grow, grown, tf.where(shrink, shrunk, scale)),
             good_steps=tf.where(tf.logical_or(grow, shrink), 0, good),

@@ -1,7 +1,5 @@
 """The manager of a constant loss scale."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfmp.core import settings
@@ -34,22 +32,18 @@ class FixedLossScaleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float) -> None:
         super().__init__()
-        self._setting = settings.loss_scale("loss_scale", loss_scale)
-        self._loss_scale = OncePerGraph(lambda: tf.constant(self._setting))
-        self._loss_scale.get()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {"loss_scale": float(self._setting)}
+        self._loss_scale = float(settings.loss_scale("loss_scale", loss_scale))
+        self._constant = OncePerGraph(lambda: tf.constant(self._loss_scale))
+        self._constant.get()
 
     @property
     def lowest_loss_scale(self) -> float:
         """The loss scale itself, since it never changes."""
-        return float(self._setting)
+        return self._loss_scale
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
-        return self._loss_scale.get()
+        return self._constant.get()
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
         """Do nothing, because the scale is constant."""

@@ -1,7 +1,7 @@
 """Makes a manager from one value of a configuration: a name, a number or a dict."""
 
-import re
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from tfmp.core import settings
@@ -16,21 +16,6 @@ Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any]
 #: The defaults of the loss-scale wrappers of Keras and TensorFlow: the first scale, and the number of consecutive
 #: finite steps after which the scale doubles.
 _INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
-
-
-class _Mode(NamedTuple):
-    """A mode of a configuration, such as "dynamic"."""
-
-    #: The class of the manager.
-    make: Callable[..., LossScaleManager]
-    #: The arguments of the class that are used if the configuration does not set them.
-    defaults: dict[str, Any]
-    #: For each setting that a configuration may contain, the arguments of the class that it sets.
-    names: dict[str, tuple[str, ...]]
-
-
-def _by_own_names(*names: str) -> dict[str, tuple[str, ...]]:
-    return {name: (name,) for name in names}
 
 
 def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
@@ -95,10 +80,7 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
 
 
 def manager_of_wrapper(spec: Specification) -> LossScaleManager:
-    """Return the manager that the second argument of `tfmp.LossScaleOptimizer` describes, around TF1's optimizers.
-
-    It is as `get_loss_scale_manager`, but that its errors name the argument.
-    """
+    """Return the manager that `loss_scale_manager` describes around an optimizer of TF1; errors name that argument."""
     if spec is None or isinstance(spec, bool):
         raise TypeError(
             f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got '
@@ -110,42 +92,50 @@ def manager_of_wrapper(spec: Specification) -> LossScaleManager:
 def dynamic_manager(
     initial_scale: float = _INITIAL_SCALE, dynamic_growth_steps: int = _GROWTH_STEPS
 ) -> ExponentialUpdateLossScaleManager:
-    """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`; errors use Keras' names.
-
-    It halves the scale at each overflow and doubles it after `dynamic_growth_steps` consecutive finite steps.
-
-    Examples:
-        >>> dynamic_manager()
-        <ExponentialUpdateLossScaleManager(init_loss_scale=32768.0, incr_every_n_steps=2000,
-        decr_every_n_nan_or_inf=1, decr_ratio=0.5): loss_scale=32768.0, good_steps=0, bad_steps=0>
-    """
+    """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`; errors use Keras' names."""
     try:
-        return ExponentialUpdateLossScaleManager(
-            initial_scale, dynamic_growth_steps, decr_every_n_nan_or_inf=1, incr_ratio=2, decr_ratio=0.5
-        )
+        given = {"init_loss_scale": initial_scale, "incr_every_n_steps": dynamic_growth_steps}
+        return ExponentialUpdateLossScaleManager(**_DYNAMIC | given)
     except (TypeError, ValueError) as error:
-        # The caller knows the arguments by the names in Keras, so the message should use them.
-        message = str(error).replace("init_loss_scale", "initial_scale")
-        raise type(error)(message.replace("incr_every_n_steps", "dynamic_growth_steps")) from None
+        words = {"init_loss_scale": "initial_scale", "incr_every_n_steps": "dynamic_growth_steps"}
+        raise _in_words(error, words) from None
+
+
+def _in_words(error: TypeError | ValueError, words: Mapping[str, str]) -> TypeError | ValueError:
+    """Return the error of a manager's constructor with the names of arguments as the user knows them."""
+    what, got, value = str(error).partition(", got ")
+    for name, word in words.items():
+        what = what.replace(name, word)
+    return type(error)(what + got + value)
 
 
 def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager:
     if not isinstance(name, str) or name not in _MODES:
         raise ValueError(f"the mode of a loss scale is one of {', '.join(_MODES)}; got {name!r}.")
     mode = _MODES[name]
-    unknown = [key for key in given if key not in mode.names]
+    names = mode.names()
+    unknown = [key for key in given if key not in names]
     if unknown:
-        raise ValueError(
-            f"a loss scale of mode {name!r} has no setting {unknown[0]!r}; it takes {', '.join(mode.names)}."
-        )
-    values, given_as = _settings(mode, given)
-    values = mode.defaults | values
-    if "init_loss_scale" not in given_as and "init_loss_scale" in values:
-        values["init_loss_scale"] = _within_bounds(values["init_loss_scale"], values)
+        raise ValueError(f"a loss scale of mode {name!r} has no setting {unknown[0]!r}; it takes {', '.join(names)}.")
+    values: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    for key, value in given.items():
+        for setting in names[key]:
+            if setting in given_as:
+                raise ValueError(f"{given_as[setting]} and {key} are the same setting: give one of them.")
+            given_as[setting], values[setting] = key, value
+    # In MMCV, the scale grows by `scale_factor` and shrinks by its reciprocal.
+    if given_as.get("decr_ratio") == "scale_factor":
+        values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
+    if "init_loss_scale" in mode.defaults and "init_loss_scale" not in values:
+        values["init_loss_scale"] = _within_bounds(mode.defaults["init_loss_scale"], values)
     try:
-        return mode.make(**values)
+        return mode.make(**mode.defaults | values)
     except (TypeError, ValueError) as error:
-        raise type(error)(_in_the_words_given(str(error), mode, given_as)) from None
+        # Of the defaults, an error can only name a bound that the other one contradicts.
+        words = {name: f"{name} (by default)" for name in ("min_loss_scale", "max_loss_scale") if name not in given_as}
+        words |= {name: f"{word} ({name})" for name, word in given_as.items() if word != name}
+        raise _in_words(error, words) from None
 
 
 def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
@@ -159,75 +149,44 @@ def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
     return default
 
 
-def _in_the_words_given(message: str, mode: _Mode, given_as: Mapping[str, str]) -> str:
-    """Return a manager's error message with its argument names replaced by the names in the user's configuration."""
-    own_names = {name for names in mode.names.values() for name in names}
+class _Mode(NamedTuple):
+    """A mode of a configuration, such as "dynamic"."""
 
-    def named(match: re.Match[str]) -> str:
-        name = match[0]
-        if name not in own_names:
-            return name
-        if name not in given_as:
-            return f"{name} (by default)"
-        return name if given_as[name] == name else f"{given_as[name]} ({name})"
+    make: type[LossScaleManager]
+    #: The arguments of the class that are used if the configuration does not set them.
+    defaults: dict[str, Any]
+    #: For each other name that a configuration may contain, the arguments of the class that it sets.
+    aliases: dict[str, tuple[str, ...]]
 
-    what, got, value = message.partition(", got ")
-    return re.sub(r"[a-z_]+", named, what) + got + value
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the arguments that each name in a configuration sets, beginning with their own names."""
+        return {name: (name,) for name in inspect.signature(self.make).parameters} | self.aliases
 
 
-def _settings(mode: _Mode, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values by the manager's argument names, and for each argument the name that the user wrote."""
-    values: dict[str, Any] = {}
-    given_as: dict[str, str] = {}
-    for key, value in given.items():
-        for setting in mode.names[key]:
-            if setting in given_as:
-                raise ValueError(f"{given_as[setting]} and {key} are the same setting: give one of them.")
-            given_as[setting] = key
-            values[setting] = value
-    # In MMCV, the scale grows by `scale_factor` and shrinks by its reciprocal.
-    if given_as.get("decr_ratio") == "scale_factor":
-        values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
-    return values, given_as
-
-
-_DYNAMIC = _Mode(
-    ExponentialUpdateLossScaleManager,
-    {
-        "init_loss_scale": _INITIAL_SCALE,
-        "incr_every_n_steps": _GROWTH_STEPS,
-        "decr_every_n_nan_or_inf": 1,
-        "incr_ratio": 2,
-        "decr_ratio": 0.5,
-    },
-    {
-        **_by_own_names("init_loss_scale", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio"),
-        **_by_own_names("min_loss_scale", "max_loss_scale", "hysteresis", "consecutive_hysteresis", "tolerance"),
-        "init_scale": ("init_loss_scale",),
-        "scale_factor": ("incr_ratio", "decr_ratio"),
-        "scale_window": ("incr_every_n_steps",),
-        "growth_factor": ("incr_ratio",),
-        "backoff_factor": ("decr_ratio",),
-        "growth_interval": ("incr_every_n_steps",),
-    },
-)
-
+_OF_RATIOS = {
+    "init_scale": ("init_loss_scale",),
+    "scale_factor": ("incr_ratio", "decr_ratio"),
+    "scale_window": ("incr_every_n_steps",),
+    "growth_factor": ("incr_ratio",),
+    "backoff_factor": ("decr_ratio",),
+    "growth_interval": ("incr_every_n_steps",),
+}
+_WITHOUT_RATIOS = {name: _OF_RATIOS[name] for name in ("init_scale", "scale_window", "growth_interval")}
+_DYNAMIC: dict[str, Any] = {
+    "init_loss_scale": _INITIAL_SCALE,
+    "incr_every_n_steps": _GROWTH_STEPS,
+    "decr_every_n_nan_or_inf": 1,
+    "incr_ratio": 2,
+    "decr_ratio": 0.5,
+}
 _STATIC = _Mode(
     FixedLossScaleManager,
     {"loss_scale": _INITIAL_SCALE},
-    dict.fromkeys(("loss_scale", "init_loss_scale", "init_scale"), ("loss_scale",)),
+    dict.fromkeys(("init_loss_scale", "init_scale"), ("loss_scale",)),
 )
-
-_LOG_MAX = _Mode(
-    LogMaxLossScaleManager,
-    {"init_loss_scale": 2**15},
-    {
-        **_by_own_names("init_loss_scale", "limit", "deviations", "mean_decay", "deviation_decay"),
-        **_by_own_names("incr_every_n_steps", "min_loss_scale", "max_loss_scale"),
-        "init_scale": ("init_loss_scale",),
-        "scale_window": ("incr_every_n_steps",),
-        "growth_interval": ("incr_every_n_steps",),
-    },
-)
-
-_MODES = {"dynamic": _DYNAMIC, "static": _STATIC, "fixed": _STATIC, "log_max": _LOG_MAX}
+_MODES = {
+    "dynamic": _Mode(ExponentialUpdateLossScaleManager, _DYNAMIC, _OF_RATIOS),
+    "static": _STATIC,
+    "fixed": _STATIC,
+    "log_max": _Mode(LogMaxLossScaleManager, {"init_loss_scale": 2**15}, _WITHOUT_RATIOS),
+}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -135,13 +135,13 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         max_loss_scale: float = 2**24,
     ) -> None:
         super().__init__(init_loss_scale, min_loss_scale, max_loss_scale)
-        lowest, highest = self._lowest, self._highest
-        scales = {"min_loss_scale": lowest, "max_loss_scale": highest, "init_loss_scale": self._init_loss_scale}
+        self._max_loss_scale = self._highest
+        scales = {name: getattr(self, name) for name in ("min_loss_scale", "max_loss_scale", "init_loss_scale")}
         for name, scale in scales.items():
             # `frexp` returns the fraction 0.5 for powers of two, and for no other number.
             if math.frexp(scale)[0] != 0.5:
-                raise ValueError(f"{name} must be a power of two, got {float(scale)!r}.")
-        self._lowest_exponent, self._highest_exponent = (math.frexp(scale)[1] - 1 for scale in (lowest, highest))
+                raise ValueError(f"{name} must be a power of two, got {scale!r}.")
+        self._lowest_exponent, self._highest_exponent, _ = (math.frexp(scale)[1] - 1 for scale in scales.values())
         self._limit = settings.positive("limit", limit)
         self._deviations = settings.number("deviations", deviations)
         if not 0 <= self._deviations <= _MOST_DEVIATIONS:
@@ -150,20 +150,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         self._deviation_decay = settings.below_1("deviation_decay", deviation_decay)
         self._incr_every_n_steps = settings.count("incr_every_n_steps", incr_every_n_steps)
         zero = np.float32(0), np.float32(0), np.int32(0), np.int32(0), np.int32(0)
-        self._start_from(LogMaxState(self._init_loss_scale, *zero))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {
-            "init_loss_scale": float(self._init_loss_scale),
-            "limit": self._limit,
-            "deviations": self._deviations,
-            "mean_decay": self._mean_decay,
-            "deviation_decay": self._deviation_decay,
-            "incr_every_n_steps": self._incr_every_n_steps,
-            "min_loss_scale": self._lowest,
-            "max_loss_scale": self._highest,
-        }
+        self._start_from(LogMaxState(np.float32(self._init_loss_scale), *zero))
 
     @property
     def skips_per_backoff(self) -> int:
@@ -218,8 +205,8 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         scale = settings.real("loss_scale", loss_scale)
         for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
             settings.number(name, steps)
-        nearest = self._init_loss_scale if math.isnan(scale) else np.float32(self._nearest_power_of_two(scale))
-        return self._restart_with(loss_scale=nearest)
+        nearest = self._init_loss_scale if math.isnan(scale) else self._nearest_power_of_two(scale)
+        return self._restart_with(loss_scale=np.float32(nearest))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
         # A scale outside the bounds or between powers of two is accepted: the next step corrects it.
@@ -260,7 +247,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         )
 
     def _nearest_power_of_two(self, scale: float) -> float:
-        fraction, exponent = math.frexp(min(max(scale, self._lowest), self._highest))
+        fraction, exponent = math.frexp(min(max(scale, self._min_loss_scale), self._highest))
         # `frexp` returns scale == fraction * 2**exponent with a fraction from 0.5 to 1. Above 0.75 the scale is nearer
         # to 2**exponent than to 2**(exponent - 1).
         return math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)

@@ -22,10 +22,9 @@ class StatefulManager(LossScaleManager, Generic[State]):
 
     def __init__(self, init_loss_scale: float, min_loss_scale: float, max_loss_scale: float) -> None:
         super().__init__()
-        first, lowest, highest = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
-        self._init_loss_scale = first
+        bounds = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
         # Python numbers of the same value: an eager op takes five times as long with a number of NumPy.
-        self._lowest, self._highest = float(lowest), float(highest)
+        self._init_loss_scale, self._min_loss_scale, self._highest = map(float, bounds)
 
     def _start_from(self, state: State) -> None:
         self._initial_state = state
@@ -35,7 +34,7 @@ class StatefulManager(LossScaleManager, Generic[State]):
     @property
     def lowest_loss_scale(self) -> float:
         """The lowest loss scale that the manager can reach: `min_loss_scale`."""
-        return self._lowest
+        return self._min_loss_scale
 
     def get_loss_scale(self) -> tf.Tensor:
         """Return the loss scale, a float32 scalar."""
@@ -58,8 +57,8 @@ class StatefulManager(LossScaleManager, Generic[State]):
     def _scale_within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
         """Return a restored scale, moved to the nearer bound if it lies outside; NaN becomes `init_loss_scale`."""
         # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
-        within = tf.minimum(tf.maximum(scale, self._lowest), self._highest)
-        return tf.where(tf.math.is_nan(scale), float(self._init_loss_scale), within)
+        within = tf.minimum(tf.maximum(scale, self._min_loss_scale), self._highest)
+        return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)
 
     def _state_to_save(self) -> StateVariables[State]:
         return self.state

@@ -24,13 +24,7 @@ NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
 
 
 def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
-    """Return the counters after one more step.
-
-    Examples:
-        >>> zero = tf.constant(0, tf.int64)
-        >>> [int(count) for count in next_counters(StepCounters(zero, zero, zero, True), tf.constant(False))]
-        [0, 1, 1, 0]
-    """
+    """Return the counters after one more step."""
     one_if_applied = tf.cast(applied, tf.int64)
     one_if_skipped = 1 - one_if_applied
     return StepCounters(
@@ -77,20 +71,11 @@ class LossScaleStatus(NamedTuple):
 
 
 def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_difference: LastDifference) -> LossScaleStatus:
-    """Return the status that a loss scale and counters make.
-
-    Examples:
-        >>> status = status_of(8.0, StepCounters(5, 3, 0, tf.constant(True)), LastDifference(8))
-        >>> status.attempted_steps, bool(status.last_step_applied), bool(status.last_step_finite)
-        (8, True, False)
-    """
+    """Return the status that a loss scale and counters make."""
     # Computed, not stored: a file that Keras saved has a place for each stored variable, and none for this one.
     attempted_steps = counters.applied_steps + counters.skipped_steps
     differs = tf.equal(attempted_steps, last_difference.at_step)
     last_step_finite = tf.not_equal(counters.last_step_applied, differs)
     return LossScaleStatus(
-        loss_scale=loss_scale,
-        last_step_finite=last_step_finite,
-        attempted_steps=attempted_steps,
-        **counters._asdict(),
+        loss_scale, last_step_finite=last_step_finite, attempted_steps=attempted_steps, **counters._asdict()
     )

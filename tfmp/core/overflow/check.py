@@ -75,7 +75,7 @@ class GradientCheck(NamedTuple):
         # A detector of another kind may also count finite values.
         if type(self.detector) is NonFiniteDetector and not within_xla():
             # In a gradient whose sum of squares is finite, no value overflowed.
-            to_detect = finiteness.suspects(to_detect, finiteness.halves_of_large_square_sums(to_detect))
+            to_detect = finiteness.suspects(to_detect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self._sums_later:
             in_sum = counting.counts(to_detect, [lambda values: finiteness.overflows_in_sum(values, self.num_summed)])
