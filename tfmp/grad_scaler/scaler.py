@@ -29,7 +29,7 @@ from tfmp.grad_scaler.arguments import (
 from tfmp.grad_scaler.iteration import Iteration
 from tfmp.grad_scaler.scaled_losses import ScaledLosses
 from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, update_together
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import optimizer_of, validated_aggregation_dtype
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (

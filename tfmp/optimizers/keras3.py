@@ -19,8 +19,8 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.compiler import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.hosts.keras.internals import built_with
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import optimizer_of
 from tfmp.optimizers.keras.accumulation import variables_of_each_replica
 from tfmp.optimizers.keras.arguments import (
