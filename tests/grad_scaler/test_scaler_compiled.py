@@ -149,6 +149,7 @@ def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(ker
     assert programs(optimizer(keras)) == 1
     assert programs(optimizer(keras), jit_compile=False) == 0
     assert programs(Own(0.5)) == 0
-    # Optimizers that step together are one program.
+    # Each optimizer has a program of its own, also if it steps together with others.
     assert programs(optimizer(keras), optimizer(keras)) == 2
-    assert programs(optimizer(keras), optimizer(keras), together=True) == 1
+    assert programs(optimizer(keras), optimizer(keras), together=True) == 2
+    assert programs(optimizer(keras), Own(0.5), together=True) == 1

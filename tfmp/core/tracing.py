@@ -1,6 +1,7 @@
 """How code is traced: without AutoGraph, in a thread without a graph, and for which device."""
 
 import concurrent.futures
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -50,6 +51,11 @@ def in_thread_without_graph(make: Callable[[], Returned]) -> Returned:
 def within_xla_for_cpu() -> bool:
     """Return whether the running code is traced for XLA, and XLA will compile it for a CPU."""
     return within_xla() and not has_accelerator()
+
+
+def has_apple_gpu() -> bool:
+    """Return whether the default device is an Apple GPU, for which XLA compiles nothing."""
+    return sys.platform == "darwin" and bool(tf.config.list_physical_devices("GPU"))
 
 
 def has_accelerator() -> bool:

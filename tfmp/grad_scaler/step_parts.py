@@ -11,10 +11,10 @@ from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.step.scaler import Facts
 from tfmp.core.step.step import Step, step_of
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
-from tfmp.grad_scaler.together import AdaptersTogether
+from tfmp.grad_scaler.together import AdaptersTogether, apply_unscaled
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
-from tfmp.hosts.keras.compiler import UpdateCompilers
 from tfmp.hosts.keras.legacy import LegacyAdapter
+from tfmp.hosts.keras.program import UpdateCompilers
 from tfmp.hosts.keras.which import is_optimizer_of_keras3, keras_of
 from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Done, Gradients
@@ -49,7 +49,7 @@ class StepPart(NamedTuple):
     def apply_unchecked(self) -> Done:
         """Apply the gradients without checking them, for a scaler that is not enabled."""
         own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
-        return self.adapter.apply(self.given) if own is None else own
+        return apply_unscaled(self.adapter, self.given) if own is None else own
 
 
 def adapter_of(
@@ -64,7 +64,7 @@ def adapter_of(
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
     of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
-    if of_keras and not kwargs and compilers.of(optimizer).is_of_own_code:
+    if of_keras and not kwargs and compilers.of(optimizer).own_code.runs_alone([optimizer]):
         # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
         adapter = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter

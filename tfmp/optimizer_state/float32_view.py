@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfmp.optimizer_state.rounded_results import Computation, rounded_result
 
-#: Returns the integers from which the random numbers of a rounding follow; None rounds to the nearest value.
-Seed = Callable[[], Sequence[tf.Tensor | int] | None]
+#: Returns the integers from which the random numbers of a rounding follow, given the number of the view; None rounds to
+#: the nearest value.
+Seed = Callable[[tf.Tensor | int], Sequence[tf.Tensor | int] | None]
 
 
 class Float32View:
@@ -19,7 +20,7 @@ class Float32View:
     methods that assign. Each assignment stores a rounded value, which is what the next read returns.
 
     Examples:
-        >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), seed=lambda: None)
+        >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), seed=lambda number: None)
         >>> m.assign_add([2.0**-12, 0.5])
         >>> (0.5 * m).numpy(), m.variable.dtype.name
         (array([0.5 , 1.25], dtype=float32), 'bfloat16')
@@ -32,7 +33,7 @@ class Float32View:
         self.shape = self.variable.shape
         self.name = self.variable.name
         #: That of the view among those of an optimizer.
-        self.number = number
+        self.number: tf.Tensor | int = number
         self._seed = seed
 
     @property
@@ -72,7 +73,9 @@ class Float32View:
         self.assign(tf.tensor_scatter_nd_sub(self.value, rows.indices[:, None], _float32_rows(rows)))
 
     def _assign(self, compute: Computation, *values: Any) -> None:  # noqa: ANN401 - what TensorFlow converts
-        self.variable.assign(rounded_result(compute, list(map(_tensor, values)), self.variable.dtype, self._seed()))
+        self.variable.assign(
+            rounded_result(compute, list(map(_tensor, values)), self.variable.dtype, self._seed(self.number))
+        )
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         """Convert to a tensor, as TensorFlow's functions do with what they are given."""

@@ -1,9 +1,8 @@
 """Optimizers of Keras 3 whose slots are in half precision."""
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -36,7 +35,7 @@ def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer
     half: Any = object.__new__(half_state_class(plain))
     # Both objects have one dictionary of attributes, so that nothing is left behind in the first one.
     object.__setattr__(half, "__dict__", vars(optimizer))
-    vars(half).update(_half_settings=settings, _half_slots=[], _numbers={}, _slot_dtype=None, _is_built_here=False)
+    vars(half).update(_half_settings=settings, _half_slots=[], _slot_dtype=None, _is_built_here=False)
     return half
 
 
@@ -80,8 +79,6 @@ class HalfState(_NextClass):
     _half_settings: HalfSettings
     #: The variables of the slots, with the names of the slots.
     _half_slots: list[tuple[str, Any]]
-    #: Tensors in the place of numbers; see `with_numbers`.
-    _numbers: dict[int, tf.Tensor]
     #: The type of the slot that is being made, if it is in half precision.
     _slot_dtype: tf.DType | None
     _is_built_here: bool
@@ -208,26 +205,10 @@ class HalfState(_NextClass):
     def _view(self, variable: Any, number: int) -> Float32View:  # noqa: ANN401 - as above
         """Return a view of a variable, whose random numbers follow from a number of its own."""
 
-        def seed() -> list[Any] | None:
-            if not self._half_settings.is_stochastic:
-                return None
-            return [self._half_settings.seed, self._numbers.get(number, number), self.iterations]
+        def seed(number: tf.Tensor | int) -> list[Any] | None:
+            return [self._half_settings.seed, number, self.iterations] if self._half_settings.is_stochastic else None
 
         return Float32View(variable, seed, number)
-
-    def numbers_of(self, variable: Any) -> list[int]:  # noqa: ANN401 - of TensorFlow or Keras
-        """Return the numbers from which the random numbers for a weight and its slots follow; none without rounding."""
-        if not self._half_settings.is_stochastic:
-            return []
-        place = index_of(self, variable)
-        lists = [value for value in vars(self).values() if isinstance(value, list) and len(value) > place]
-        views = [value[place] for value in lists if isinstance(value[place], Float32View)]
-        of_weight = _FIRST_OF_WEIGHTS + 2 * place
-        return [*(view.number for view in views), of_weight, of_weight + 1]
-
-    def with_numbers(self, numbers: Mapping[int, tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Use tensors in the place of some numbers, so that one program can update several weights."""
-        return _numbers_replaced(self, numbers)
 
     def state_bytes(self) -> StateBytes:
         """Report the memory of the slots.
@@ -274,16 +255,6 @@ def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, whi
     # All classes have one name in saved models: which one an optimizer is of follows from its configuration.
     keras.saving.register_keras_serializable(package="tfmp", name="HalfState")(made)
     return made
-
-
-@contextlib.contextmanager
-def _numbers_replaced(optimizer: HalfState, numbers: Mapping[int, tf.Tensor]) -> Iterator[None]:
-    # In place, since views of the optimizer share the dictionary.
-    optimizer._numbers.update(numbers)
-    try:
-        yield
-    finally:
-        optimizer._numbers.clear()
 
 
 def _is_half(variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras

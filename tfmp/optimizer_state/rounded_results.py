@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import ops_are_watched, unrecorded, within_xla
-from tfmp.hosts.keras.compiler import has_apple_gpu
+from tfmp.core.tracing import has_apple_gpu
 from tfmp.optimizer_state.rounding import rounded
 
 _logger = logging.getLogger("tfmp")

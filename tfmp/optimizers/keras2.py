@@ -15,9 +15,9 @@ from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import learning_rate_or_schedule
 from tfmp.hosts.keras.own_code import is_foreign
+from tfmp.hosts.keras.program import JitCompile
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split

@@ -18,8 +18,8 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.compiler import JitCompile
 from tfmp.hosts.keras.internals import built_with
+from tfmp.hosts.keras.program import JitCompile
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras

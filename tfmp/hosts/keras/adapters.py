@@ -8,12 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core.adapters import OptimizerAdapter
-from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import outside_of_functions
-from tfmp.hosts.keras.compiler import UpdateCompiler
 from tfmp.hosts.keras.internals import refuse_unknown
 from tfmp.hosts.keras.own_code import is_foreign
-from tfmp.hosts.keras.programs.program import KerasProgram
+from tfmp.hosts.keras.program import KerasProgram, UpdateCompiler
 from tfmp.hosts.keras.views import view_of
 from tfmp.types import Done, Gradient, Gradients
 
@@ -66,8 +64,8 @@ class KerasAdapter(OptimizerAdapter):
         if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
-        program = KerasProgram(self._compiler, self.variables, taken, options=self._kwargs, method=self._method)
-        return program if within_xla() or program.is_compiled else None
+        program = KerasProgram(self._compiler, self.variables, taken, self._method, self._kwargs)
+        return program if program.is_compiled else None
 
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
@@ -76,14 +74,6 @@ class KerasAdapter(OptimizerAdapter):
         the loss scale.
         """
         return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
-
-    def apply(self, grads: Gradients) -> Done:
-        """Apply the gradients of one replica: by a compiled program, or by the optimizer itself."""
-        program = self.program(grads)
-        return self._apply_by_itself(grads) if program is None else program.run(grads, tf.ones([]), None)
-
-    def _apply_by_itself(self, grads: Gradients) -> Done:
-        return super().apply(grads)
 
 
 class Keras2Adapter(KerasAdapter):
@@ -129,8 +119,8 @@ class Keras2Adapter(KerasAdapter):
             grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
         return grads if self._average is None else self._average(grads)
 
-    def _apply_by_itself(self, grads: Gradients) -> Done:
-        # They are already summed over the replicas.
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients, which are already summed over the replicas."""
         with self._summing_nothing() as optimizer:
             optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
         return tf.no_op()
@@ -164,9 +154,10 @@ class Keras3Adapter(KerasAdapter):
             # Keras 3 looks at the variables without a gradient too.
             self._refuse_unknown(self.variables)
 
-    def _apply_by_itself(self, grads: Gradients) -> Done:
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients of one replica."""
         if self._leaves_out_none:
-            return super()._apply_by_itself(grads)
+            return super().apply(grads)
         if self._method == "apply":
             self.optimizer.apply(list(grads), self.variables)
         else:

@@ -35,24 +35,24 @@ class OwnCode:
 
     def __init__(self) -> None:
         self.version = 0
-        # What the classes hold takes longer to judge than to compare with what they held at the last call.
-        self._last: tuple[Sequence[object], bool] = ([], True)
+        self._classes: dict[type, tuple[Sequence[object], bool]] = {}
 
     def runs_alone(self, objects: Sequence[object]) -> bool:
         """Return whether the class of each object is Keras', and none of its functions was replaced."""
         if not all(map(is_of_keras, objects)):
             return False
         replaced = any(is_foreign(value) for each in objects for value in vars(each).values())
-        return not replaced and self._is_of_own_classes(objects)
-
-    def _is_of_own_classes(self, objects: Sequence[object]) -> bool:
         classes = dict.fromkeys(cls for each in objects for cls in type(each).__mro__)
-        held = [value for cls in classes for value in vars(cls).values()]
-        last, answer = self._last
+        return not replaced and all(list(map(self._is_own, classes)))
+
+    def _is_own(self, cls: type) -> bool:
+        # What a class holds takes longer to judge than to compare with what it held at the last call.
+        held = list(vars(cls).values())
+        last, answer = self._classes.get(cls, ([], True))
         # By identity: arrays and variables, which a class may hold, have no single answer to `==`.
         if len(held) != len(last) or not all(map(operator.is_, held, last)):
             answer = not any(map(is_foreign, held))
-            self._last = held, answer
+            self._classes[cls] = held, answer
             self.version += 1
         return answer
 

@@ -1,1 +1,0 @@
-"""The programs that update variables in the place of optimizers of Keras."""
