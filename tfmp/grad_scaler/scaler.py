@@ -26,7 +26,7 @@ from tfmp.grad_scaler.arguments import (
     validated_steps,
 )
 from tfmp.grad_scaler.calls import Calls
-from tfmp.grad_scaler.step_parts import StepPart, adapter_of, joined, make_variables, step_together
+from tfmp.grad_scaler.parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
