@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from tfmp.core.managers.step_counters import (
     status_of,
 )
 from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import at_top_level_of_graph
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
 
@@ -31,15 +32,9 @@ class Setting(Generic[_Value]):
         self._name = name
         self.__doc__ = f"The argument `{name}` of the constructor, which cannot be changed."
 
-    @overload
-    def __get__(self, manager: None, owner: type) -> "Setting[_Value]": ...
-
-    @overload
-    def __get__(self, manager: "LossScaleManager", owner: type) -> _Value: ...
-
-    def __get__(self, manager: "LossScaleManager | None", owner: type) -> "_Value | Setting[_Value]":
+    def __get__(self, manager: "LossScaleManager | None", owner: type) -> _Value:
         if manager is None:
-            return self
+            return self  # type: ignore[return-value] # as an attribute of the class, it is its documentation
         value: _Value = getattr(manager, f"_{self._name}")
         return value
 
@@ -197,7 +192,7 @@ class LossScaleManager(tf.Module, abc.ABC):
             {'loss_scale': 128.0, 'last_step_applied': True, 'last_step_finite': True, 'attempted_steps': 0,
              'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
-        return self._status.read()
+        return self._status.get() if at_top_level_of_graph() else self._make_status()
 
     def note_step(self, applied: tf.Tensor, finite: tf.Tensor | None = None) -> tf.Operation:
         """Count a step as applied or skipped; the optimizer calls this method once per step.
@@ -305,11 +300,11 @@ class LossScaleManager(tf.Module, abc.ABC):
         return StateVariables(NO_DIFFERENCE, saved=False)
 
 
-def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:
-    """Return the manager, or raise an error that calls it `name` if the object is not one."""
+def validated_manager(manager: LossScaleManager) -> LossScaleManager:
+    """Return the manager, or raise an error if the object is not one."""
     if not isinstance(manager, LossScaleManager):
         raise TypeError(
-            f"{name} must be a tfmp.LossScaleManager, got {manager!r} of type "
-            f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
+            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type {type(manager).__name__}: "
+            "for a constant scale pass tfmp.FixedLossScaleManager(scale)."
         )
     return manager
