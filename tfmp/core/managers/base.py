@@ -246,19 +246,15 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     def __repr__(self) -> str:
         """Return the class with the settings that differ from their defaults and, in an eager program, the state."""
-        shown = f"{type(self).__name__}({', '.join(self._settings_to_show())})"
+        try:
+            config = settings.not_default(type(self), self.get_config())
+        except NotImplementedError:
+            config = {}
         # While a `tf.function` is traced, `tf.init_scope` returns to eager mode, where the variables have values.
         with tf.init_scope():
             state = self.state_dict() if tf.executing_eagerly() else {}
-        values = ", ".join(f"{name}={value!r}" for name, value in state.items())
-        return f"<{shown}: {values}>" if values else f"<{shown}>"
-
-    def _settings_to_show(self) -> list[str]:
-        try:
-            config = self.get_config()
-        except NotImplementedError:
-            return []
-        return [f"{name}={value!r}" for name, value in settings.not_default(type(self), config).items()]
+        shown, values = (", ".join(f"{name}={value!r}" for name, value in each.items()) for each in (config, state))
+        return f"<{type(self).__name__}({shown}): {values}>" if values else f"<{type(self).__name__}({shown})>"
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager mode into variables of a Keras optimizer, so that Keras saves them with the model.

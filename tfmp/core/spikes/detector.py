@@ -223,7 +223,7 @@ class SpikeDetector(tf.Module):
         """Return what a copy gets; it has no owner yet."""
         return vars(self) | {"_owner": None}
 
-    def claim(self, owner: object) -> None:
+    def _claim(self, owner: object) -> None:
         """Refuse a second owner: in eager code while the first one lives, in a graph for good."""
         with tf.init_scope():
             is_eager, owners = tf.executing_eagerly(), self._owners_in_graph.get()

@@ -49,14 +49,14 @@ class SpikeWatch:
         self._optimizers: list[tuple[Any, ...]] = []
         with tf.init_scope():
             if tf.executing_eagerly():
-                detector.claim(self)
+                detector._claim(self)
 
     def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look:
         """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
         with tf.init_scope():
             # Under a strategy, an Estimator makes an optimizer for each replica, and all may have one detector.
             if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
-                self.detector.claim(self)
+                self.detector._claim(self)
         stored = self.detector.state_of(self._index_of(tuple(optimizers)))
         state = stored.read()
         return Look(self.detector, stored, state, norm, self.detector.bound(state))
