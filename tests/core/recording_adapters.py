@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.overflow.found import Checked
 from tfmp.core.step.scaler import LossScaler

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.adapters import is_overwritten
+from tfmp.core.adapter import is_overwritten
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer
 from tfmp.types import Gradient, GradsAndVars

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.adapter import OptimizerAdapter, Program
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.step.scaler import Facts

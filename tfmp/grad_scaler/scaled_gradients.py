@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.types import Done, Gradients, GradsAndVars
 
 

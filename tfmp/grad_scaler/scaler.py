@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import names_of
+from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector

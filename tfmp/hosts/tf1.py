@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import script_lines
-from tfmp.core.adapters.base import OptimizerAdapter, finished
+from tfmp.core.adapter import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
 from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients

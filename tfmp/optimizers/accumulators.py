@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator, accumulator_of_optimizer
 from tfmp.core.accumulation.settings import AccumulationSettings
-from tfmp.core.adapters import is_overwritten, takes_float32_gradients
+from tfmp.core.adapter import is_overwritten, takes_float32_gradients
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.types import AddBuffer

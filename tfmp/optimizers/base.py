@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.accumulation.settings import AccumulationSettings
-from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.adapter import OptimizerAdapter, names_of
 from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods
 from tfmp.core.managers import LossScaleManager, Specification

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
-from tfmp.core.adapters import is_overwritten, names_of
+from tfmp.core.adapter import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
 from tfmp.core.overflow.detectors import OverflowDetector

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import names_of
+from tfmp.core.adapter import names_of
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector

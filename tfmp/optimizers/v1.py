@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation.settings import accumulation_settings
-from tfmp.core.adapters import names_of
+from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import called_by_horovods
 from tfmp.core.gradients import arithmetic

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.adapters import names_of
+from tfmp.core.adapter import names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import LossScaleManager

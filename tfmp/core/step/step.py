@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core.accumulation.accumulator import GradientAccumulator
-from tfmp.core.adapters import OptimizerAdapter, Program
+from tfmp.core.adapter import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.norms import global_norm, large_norm_of_each

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.internals import refuse_unknown
 from tfmp.hosts.keras.own_code import is_foreign

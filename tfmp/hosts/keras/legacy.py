@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.adapters import OptimizerAdapter
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.types import Done, Gradients
 
 

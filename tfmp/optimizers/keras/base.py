@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.adapter import OptimizerAdapter, names_of
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
 from tfmp.core.step.scaler import Facts
 from tfmp.core.tracing import without_autograph

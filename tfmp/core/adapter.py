@@ -1,11 +1,10 @@
-"""The base class of the adapters: what the core asks of an optimizer, whichever host framework it comes from."""
+"""What the core asks of an optimizer, whichever host framework it comes from; `tfmp.hosts` has those of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfmp.core.adapters.program import Program
 from tfmp.core.distribute.horovod_detection import without_horovods
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Done, Gradient, Gradients
@@ -95,7 +94,7 @@ class OptimizerAdapter:
         """Apply the gradients of one replica, in true magnitude."""
         return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
 
-    def program(self, grads: Gradients) -> Program | None:
+    def program(self, grads: Gradients) -> "Program | None":
         """Return the program that unscales these gradients and applies them; None if `apply` is as fast.
 
         It is worth it for a program that XLA compiles, also for gradients in true magnitude: there it costs nothing to
@@ -114,6 +113,20 @@ class OptimizerAdapter:
 
     def _without_none(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
         return [(grad, variable) for grad, variable in self._pairs(grads) if grad is not None]
+
+
+class Program(Protocol):
+    """Unscales the gradients of one replica, clips and applies them."""
+
+    @property
+    def clips(self) -> bool:
+        """True if it clips by the global norm of the gradients, which `run` then needs."""
+
+    def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
+        """Divide gradients by the loss scale, clip and apply them.
+
+        `norm` is their global norm before they are divided, in float64. Without it the optimizer itself clips.
+        """
 
 
 def names_of(variables: Iterable[Any]) -> list[str]:

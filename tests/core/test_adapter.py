@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from kerases import for_every_keras, optimizer, values, variable
 
-from tfmp.core.adapters import OptimizerAdapter, names_of
+from tfmp.core.adapter import OptimizerAdapter, names_of
 
 
 class _Descent:
