@@ -71,7 +71,9 @@ _ELSEWHERE = {
     ),
     "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_conformance.py"),
     "core/storage/in_checkpoint.py": _place(
-        "_serialize_to_tensors _restore_from_tensors", _CHILDREN, "tests/core/storage/test_storage.py"
+        "_serialize_to_tensors _restore_from_tensors _trackable_children",
+        _CHILDREN,
+        "tests/core/storage/test_storage.py",
     ),
     "core/storage/state_variables.py": _place(
         "_trackable_children", _CHILDREN, "tests/grad_scaler/test_scaler_state.py"

@@ -20,7 +20,7 @@ from tfmp.core.overflow.detectors import OverflowDetector as OverflowDetector
 from tfmp.core.overflow.detectors import SaturationDetector as SaturationDetector
 from tfmp.core.overflow.overflow_counts import OverflowReport as OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector as SpikeDetector
-from tfmp.core.spikes.reports import SpikeReport as SpikeReport
+from tfmp.core.spikes.watch import SpikeReport as SpikeReport
 from tfmp.grad_scaler.replay import replay as replay
 from tfmp.grad_scaler.scaler import GradScaler as GradScaler
 from tfmp.mixed_precision.autocast.scope import autocast as autocast

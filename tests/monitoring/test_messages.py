@@ -13,7 +13,7 @@ from reporters import logged
 
 import tfmp
 from tfmp.core.managers.step_counters import LossScaleStatus
-from tfmp.core.spikes.reports import SpikeReport
+from tfmp.core.spikes.watch import SpikeReport
 from tfmp.monitoring import summaries
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.reporter import overflow_sentence, overflow_table, spike_sentence

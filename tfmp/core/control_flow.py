@@ -12,14 +12,7 @@ from tfmp.types import ChangeVariables, Done, Gradient, Held
 def conditional_update(
     flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables | None = None
 ) -> Done:
-    """Call one of two functions with what one replica holds, depending on a boolean tensor.
-
-    Examples:
-        >>> total = tf.Variable(0.0)
-        >>> conditional_update(tf.constant(True), [tf.constant(2.0)], lambda grads: total.assign_add(grads[0]))
-        >>> float(total)
-        2.0
-    """
+    """Call one of two functions with what one replica holds, depending on a boolean tensor."""
     if within_xla_for_cpu():
         false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), held, if_false)]
         return tf.group(_call_once_or_never(flag, held, if_true), *false_called)
@@ -44,8 +37,7 @@ def _call_once_or_never(flag: tf.Tensor, held: Held, function: ChangeVariables) 
 
     def run(times: tf.Tensor) -> tf.Tensor:
         # `times` is always 1 here, but XLA does not know this, because the loop changes it. Without this factor XLA
-        # would move arithmetic on the gradients out of the loop, as it does not change in the loop, and store its
-        # results in memory.
+        # would move arithmetic on the gradients out of the loop, and store its results in memory.
         factor = tf.cast(times, tf.float32)
 
         def multiplied(grad: Gradient) -> Gradient:

@@ -1,7 +1,8 @@
 """Finds the ops of a graph that an op depends on."""
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -15,10 +16,9 @@ def ancestors(
     along_control: bool = False,
     ends_at: Callable[[tf.Operation], bool] = lambda op: False,
 ) -> Iterator[tf.Operation]:
-    """Yield ops of a graph and all ops of that graph that they depend on, those nearest to the given ones first.
+    """Yield ops of a graph and all ops that they depend on, those nearest to the given ones first.
 
-    Control inputs are followed only if `along_control` is True. The inputs of an op that the search `ends_at` are not
-    followed.
+    Control inputs are followed only if `along_control` is True, and no inputs of an op that the search `ends_at`.
     """
     queue = deque(dict.fromkeys(ops))
     seen = set(queue)
@@ -33,21 +33,10 @@ def ancestors(
         queue.extend(new)
 
 
-def with_ancestors(ops: Sequence[tf.Operation]) -> list[tf.Operation] | None:
-    """Return what `ancestors` yields, or None if there are more than 50,000 ops.
-
-    Examples:
-        >>> with tf.Graph().as_default():
-        ...     x = tf.constant(2.0, name="x")
-        ...     [op.type for op in with_ancestors([tf.square(x + 1.0).op])]
-        ['Square', 'AddV2', 'Const', 'Const']
-    """
-    found: list[tf.Operation] = []
-    for op in ancestors(ops):
-        if len(found) == _MOST_OPS:
-            return None
-        found.append(op)
-    return found
+def with_ancestors(ops: Iterable[tf.Operation]) -> list[tf.Operation] | None:
+    """Return what `ancestors` yields, or None if there are more than 50,000 ops."""
+    found = list(itertools.islice(ancestors(ops), _MOST_OPS + 1))
+    return found if len(found) <= _MOST_OPS else None
 
 
 def calls_functions(op: tf.Operation) -> bool:

@@ -7,38 +7,35 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.tensorflow_internals import GENERATED_FILE
 
+#: A line of a source file: the file's name, and the number of the line.
+_Site: TypeAlias = tuple[str, int]
 #: Packages that stand between a script, or another library, and this module.
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
 #: The names of the directories that packages are installed in.
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-class CallSite(NamedTuple):
-    """A line of a source file."""
-
-    filename: str
-    lineno: int
-
-    def __str__(self) -> str:
-        """Return the line in the form `train.py:41`."""
-        return f"{os.path.basename(self.filename)}:{self.lineno}"
-
-
 def line_of_call() -> str:
-    """Return the line of the user's script that is being executed, in the form `train.py:41`.
+    """Return the line of the user's script that is being executed, in the form `train.py:41`."""
+    return _innermost_of_user(map(_site_of, _frames()))
 
-    Examples:
-        >>> line_of_call()
-        '<doctest tfmp.core.script_lines.line_of_call[0]>:1'
+
+def line_of_gradients(grads: Iterable[Any]) -> str:
+    """Return the line of the user's script that made the first gradient.
+
+    Eager tensors do not record where they were made. For them the result is the line that is being executed, and also
+    for an op that only a library's lines made.
     """
-    return str(_innermost_of_user(map(_site_of, _frames())) or "an unknown line")
+    op = next(iter(ops_of(grads)), None)
+    made = [] if op is None else [(frame.filename, frame.lineno) for frame in reversed(list(op.traceback))]
+    return _innermost_of_user([*made, *map(_site_of, _frames())])
 
 
 def with_library(line: str) -> str:
@@ -49,21 +46,10 @@ def with_library(line: str) -> str:
     recommenders.models.Model.train_step (models.py:71)`.
     """
     # The code of the library is still running, whereas an op records neither classes nor modules.
-    frame = next((frame for frame in _frames() if _is_outside(frame.f_code.co_filename)), None)
-    if frame is None or _is_users(frame.f_code.co_filename) or line == str(_site_of(frame)):
+    frame = next((frame for frame in _frames() if _whose(frame.f_code.co_filename) != "host"), None)
+    if frame is None or _whose(frame.f_code.co_filename) == "user" or line == _shown(_site_of(frame)):
         return line
-    return f"{line}, in {_qualified_name(frame)} ({_site_of(frame)})"
-
-
-def line_of_gradients(grads: Iterable[Any]) -> str:
-    """Return the line of the user's script that made the first gradient.
-
-    Eager tensors do not record where they were made. For them the result is the line that is being executed, and also
-    for an op that only a library's lines made.
-    """
-    op = next(iter(ops_of(grads)), None)
-    made = [] if op is None else _sites_of(op)
-    return str(_innermost_of_user([*made, *map(_site_of, _frames())]) or "an unknown line")
+    return f"{line}, in {_qualified_name(frame)} ({_shown(_site_of(frame))})"
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
@@ -71,7 +57,7 @@ def made_within(op: tf.Operation, *files: str) -> bool:
     # The innermost frame comes first. The search stops at the line that called the host, so that code of the host that
     # called this line, such as Estimator, does not count.
     for frame in reversed(list(op.traceback)):
-        if _is_outside(frame.filename):
+        if _whose(frame.filename) != "host":
             return False
         if frame.filename.endswith(files):
             return True
@@ -101,13 +87,39 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _site_of(frame: FrameType) -> CallSite:
-    return CallSite(frame.f_code.co_filename, frame.f_lineno)
+def _site_of(frame: FrameType) -> _Site:
+    return frame.f_code.co_filename, frame.f_lineno
 
 
-def _sites_of(op: tf.Operation) -> list[CallSite]:
-    """Return the lines that made an op, the innermost first."""
-    return [CallSite(frame.filename, frame.lineno) for frame in reversed(list(op.traceback))]
+def _innermost_of_user(sites: Iterable[_Site]) -> str:
+    outside = [(_whose(site[0]), site) for site in sites if _whose(site[0]) != "host"]
+    # A script may be an installed package itself. Then there is no other line.
+    found = next((site for whose, site in outside if whose == "user"), outside[0][1] if outside else None)
+    return "an unknown line" if found is None else _shown(found)
+
+
+def _shown(site: _Site) -> str:
+    return f"{os.path.basename(site[0])}:{site[1]}"
+
+
+def _whose(filename: str) -> str:
+    """Return "host" for a file of a host framework or of Python, "library" for one of another package, else "user"."""
+    # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`. Of a file that AutoGraph
+    # generated, the traceback of an op names the original line too.
+    is_generated = filename.startswith("<frozen") or GENERATED_FILE in filename
+    if is_generated or filename.startswith(_directories(*_HOSTS)):
+        return "host"
+    paths = sysconfig.get_paths()
+    # The commands of packages are installed, too; and `site-packages` is a directory inside of the standard library's.
+    is_in_own = filename.startswith((paths["purelib"], paths["platlib"], paths["scripts"]))
+    if is_in_own or not _INSTALLED.isdisjoint(PurePath(filename).parts):
+        return "library"
+    return "host" if filename.startswith((paths["stdlib"], paths["platstdlib"])) else "user"
+
+
+def _directories(*packages: str) -> tuple[str, ...]:
+    files = (getattr(sys.modules.get(package), "__file__", None) for package in packages)
+    return tuple(os.path.join(os.path.dirname(file), "") for file in files if file)
 
 
 def _qualified_name(frame: FrameType) -> str:
@@ -124,39 +136,3 @@ def _qualified_name(frame: FrameType) -> str:
 def _defines(kind: type, frame: FrameType) -> bool:
     method = vars(kind).get(frame.f_code.co_name)
     return callable(method) and getattr(inspect.unwrap(method), "__code__", None) is frame.f_code
-
-
-def _innermost_of_user(sites: Iterable[CallSite]) -> CallSite | None:
-    outside = [site for site in sites if _is_outside(site.filename)]
-    # A script may be an installed package itself. Then there is no other line.
-    return next((site for site in outside if _is_users(site.filename)), outside[0] if outside else None)
-
-
-def _is_users(filename: str) -> bool:
-    """Return whether a file is a script of the user's, and belongs to no installed package."""
-    return _is_outside(filename) and not _is_installed(filename)
-
-
-def _is_outside(filename: str) -> bool:
-    """Return whether a file belongs neither to the host frameworks nor to Python."""
-    # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`.
-    # The traceback of an op names the original line too.
-    if filename.startswith("<frozen") or GENERATED_FILE in filename:
-        return False
-    if filename.startswith(_directories(*_HOSTS)):
-        return False
-    paths = sysconfig.get_paths()
-    # `site-packages` is a directory inside that of the standard library.
-    return _is_installed(filename) or not filename.startswith((paths["stdlib"], paths["platstdlib"]))
-
-
-def _is_installed(filename: str) -> bool:
-    paths = sysconfig.get_paths()
-    # The commands of packages are installed, too.
-    is_in_own = filename.startswith((paths["purelib"], paths["platlib"], paths["scripts"]))
-    return is_in_own or not _INSTALLED.isdisjoint(PurePath(filename).parts)
-
-
-def _directories(*packages: str) -> tuple[str, ...]:
-    files = (getattr(sys.modules.get(package), "__file__", None) for package in packages)
-    return tuple(os.path.join(os.path.dirname(file), "") for file in files if file)

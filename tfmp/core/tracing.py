@@ -1,6 +1,7 @@
 """How code is traced: without AutoGraph, in a thread without a graph, and for which device."""
 
 import concurrent.futures
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -16,9 +17,8 @@ Returned = TypeVar("Returned")
 def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Return the function such that AutoGraph converts neither it nor the functions that it calls.
 
-    When a `tf.function` traces a step, AutoGraph converts the source code of every function that the step calls. This
-    takes most of the time of the trace. The code of this package does not need it, because it uses `tf.cond` instead of
-    `if` on tensors.
+    AutoGraph would convert the source of every function that a traced step calls, which takes most of the time of the
+    trace. This package uses `tf.cond` instead of `if` on tensors.
     """
     unconverted: Callable[Parameters, Returned] = tf.autograph.experimental.do_not_convert(function)
     return unconverted
@@ -29,11 +29,8 @@ def outside_of_functions(make: Callable[[], Returned]) -> Returned:
 
     While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
     variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
-    The variables are therefore made in a new thread, in which no graph is being built.
-
-    Args:
-        make: A function that makes variables. It must not depend on what TensorFlow and Keras keep for each thread,
-            such as a strategy or a name scope.
+    The variables are therefore made in a new thread. `make` must not depend on what TensorFlow and Keras keep for each
+    thread, such as a name scope.
     """
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
@@ -43,9 +40,15 @@ def outside_of_functions(make: Callable[[], Returned]) -> Returned:
 
 
 def in_thread_without_graph(make: Callable[[], Returned]) -> Returned:
-    """Call a function in a new thread, in which no graph is being built; raise what it raises."""
+    """Call a function in a new thread, in which no graph is being built; in the scope of the strategy here."""
+    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+
+    def in_scope() -> Returned:
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            return make()
+
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(make).result()
+        return thread.submit(in_scope).result()
 
 
 def within_xla_for_cpu() -> bool:

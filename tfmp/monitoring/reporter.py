@@ -11,7 +11,7 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.overflow_counts import OverflowReport
-from tfmp.core.spikes.reports import SpikeReport
+from tfmp.core.spikes.watch import SpikeReport
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.stuck import LossScaleStuckError, StuckWatch
 from tfmp.monitoring.summaries import FitSummaries, GraphSummaries

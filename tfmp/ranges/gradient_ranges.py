@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.step.properties import StepProperties
-from tfmp.core.storage.by_variables import ByVariables
-from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.core.storage.in_checkpoint import ByVariables, NotCheckpointed
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.ranges.exponents import NUM_COUNTS, exponent_counts
 from tfmp.types import Done, Gradient, Gradients
 

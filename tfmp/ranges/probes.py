@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.storage.graph_registry import GraphList
+from tfmp.core.storage.graph_registry import OncePerGraph
 
 
 class Probe(NamedTuple):
@@ -19,7 +19,7 @@ class Probe(NamedTuple):
     tensor: tf.Tensor
 
 
-_PROBES: GraphList[Probe] = GraphList("probes")
+_PROBES: OncePerGraph[list[Probe]] = OncePerGraph(list)
 # State of the module, because a probe is a call in the user's code, to which nothing could be passed; by thread,
 # because another thread may run the same code while one is checked.
 _thread = threading.local()
@@ -68,7 +68,7 @@ def probe(x: tf.Tensor, name: str) -> tf.Tensor:
     if recorder is not None and in_eager_code:
         recorder.append(found)
     elif found.tensor.graph.is_fetchable(found.tensor):
-        _PROBES.append(found)
+        _PROBES.get().append(found)
     return found.tensor
 
 
@@ -85,4 +85,4 @@ def recorded_probes() -> Iterator[list[Probe]]:
 
 def probes_of_graph() -> list[Probe]:
     """Return the probes of the current TF1 graph, in the order of building."""
-    return _PROBES.items()
+    return list(_PROBES.get())

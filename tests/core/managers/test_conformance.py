@@ -325,7 +325,7 @@ def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
     manager = _Legacy()
     assert validated_manager(manager) is manager
     with pytest.raises(TypeError, match=r"manager must be a tfmp\.LossScaleManager, got 1024 of type int: .*Fixed"):
-        validated_manager(1024, "manager")
+        validated_manager(1024)  # type: ignore[arg-type]
 
 
 @pytest.mark.graph

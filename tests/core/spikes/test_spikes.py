@@ -1,5 +1,6 @@
 """The rule by which steps are spikes, its settings and its state, who has a detector, and what is kept of a spike."""
 
+import copy
 import dataclasses
 import gc
 import json
@@ -179,6 +180,8 @@ def test_detector_of_another_optimizer_is_refused_until_that_is_gone() -> None:
     ):
         SpikeWatch(detector)
     assert first.detector is detector
+    # A copy is nobody's yet.
+    assert SpikeWatch(copy.deepcopy(detector)).detector is not detector
     del first
     gc.collect()
     assert SpikeWatch(detector).detector is detector

@@ -65,9 +65,8 @@ def norm_of_each(grads: Gradients) -> tf.Tensor:
 def _norm_by_largest(grads: Gradients) -> tf.Tensor:
     wide = sums.joined([widen(values) for values in values_of(grads)])
     largest = _largest(wide)
-    norm = largest * tf.sqrt(
-        2 * tf.reduce_sum(sums.each_half_of_square_sum([_divided(each, largest) for each in wide]))
-    )
+    halves = sums.each_half_of_square_sum([_divided(each, largest) for each in wide])
+    norm = largest * tf.sqrt(2 * tf.reduce_sum(halves))
     return tf.where(tf.math.is_finite(largest), norm, largest)
 
 
@@ -83,14 +82,14 @@ def large_norm_of_each(grads: Gradients) -> tf.Tensor:
     they are applied. With many small gradients this takes fewer ops than `norm_of_each`.
     """
     values = {index: widen(values_of([added_up(grad)])[0]) for index, grad in enumerate(grads) if grad is not None}
-    small = {index: tf.cast(each, tf.float64) for index, each in values.items() if sums.is_small(each)}
     largest = _largest(sums.joined(list(values.values())))
-    squares = {
-        index: tf.cast(tf.reduce_sum(tf.square(_divided(each, largest))), tf.float64)
-        for index, each in values.items()
-        if index not in small
-    }
+    squares = [tf.zeros([], tf.float64)] * len(grads)
+    small = {index: tf.cast(each, tf.float64) for index, each in values.items() if sums.is_small(each)}
     if small:
-        of_small = sums.sum_of_each(tf.square(_divided(sums.end_to_end(list(small.values())), largest)), small.values())
-        squares.update(zip(small, tf.unstack(of_small), strict=True))
-    return largest * tf.sqrt(tf.stack([squares.get(index, tf.zeros([], tf.float64)) for index in range(len(grads))]))
+        shares = tf.square(_divided(sums.end_to_end(list(small.values())), largest))
+        for index, square in zip(small, tf.unstack(sums.sum_of_each(shares, small.values())), strict=True):
+            squares[index] = square
+    for index, each in values.items():
+        if index not in small:
+            squares[index] = tf.cast(tf.reduce_sum(tf.square(_divided(each, largest))), tf.float64)
+    return largest * tf.sqrt(tf.stack(squares))

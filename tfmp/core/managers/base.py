@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from tfmp.core.managers.step_counters import (
     status_of,
 )
 from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import at_top_level_of_graph
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable
 
@@ -31,15 +32,9 @@ class Setting(Generic[_Value]):
         self._name = name
         self.__doc__ = f"The argument `{name}` of the constructor, which cannot be changed."
 
-    @overload
-    def __get__(self, manager: None, owner: type) -> "Setting[_Value]": ...
-
-    @overload
-    def __get__(self, manager: "LossScaleManager", owner: type) -> _Value: ...
-
-    def __get__(self, manager: "LossScaleManager | None", owner: type) -> "_Value | Setting[_Value]":
+    def __get__(self, manager: "LossScaleManager | None", owner: type) -> _Value:
         if manager is None:
-            return self
+            return self  # type: ignore[return-value] # as an attribute of the class, it is its documentation
         value: _Value = getattr(manager, f"_{self._name}")
         return value
 
@@ -197,7 +192,7 @@ class LossScaleManager(tf.Module, abc.ABC):
             {'loss_scale': 128.0, 'last_step_applied': True, 'last_step_finite': True, 'attempted_steps': 0,
              'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
-        return self._status.read()
+        return self._status.get() if at_top_level_of_graph() else self._make_status()
 
     def note_step(self, applied: tf.Tensor, finite: tf.Tensor | None = None) -> tf.Operation:
         """Count a step as applied or skipped; the optimizer calls this method once per step.
@@ -251,19 +246,15 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     def __repr__(self) -> str:
         """Return the class with the settings that differ from their defaults and, in an eager program, the state."""
-        shown = f"{type(self).__name__}({', '.join(self._settings_to_show())})"
+        try:
+            config = settings.not_default(type(self), self.get_config())
+        except NotImplementedError:
+            config = {}
         # While a `tf.function` is traced, `tf.init_scope` returns to eager mode, where the variables have values.
         with tf.init_scope():
             state = self.state_dict() if tf.executing_eagerly() else {}
-        values = ", ".join(f"{name}={value!r}" for name, value in state.items())
-        return f"<{shown}: {values}>" if values else f"<{shown}>"
-
-    def _settings_to_show(self) -> list[str]:
-        try:
-            config = self.get_config()
-        except NotImplementedError:
-            return []
-        return [f"{name}={value!r}" for name, value in settings.not_default(type(self), config).items()]
+        shown, values = (", ".join(f"{name}={value!r}" for name, value in each.items()) for each in (config, state))
+        return f"<{type(self).__name__}({shown}): {values}>" if values else f"<{type(self).__name__}({shown})>"
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager mode into variables of a Keras optimizer, so that Keras saves them with the model.
@@ -305,11 +296,11 @@ class LossScaleManager(tf.Module, abc.ABC):
         return StateVariables(NO_DIFFERENCE, saved=False)
 
 
-def validated_manager(manager: LossScaleManager, name: str = "loss_scale_manager") -> LossScaleManager:
-    """Return the manager, or raise an error that calls it `name` if the object is not one."""
+def validated_manager(manager: LossScaleManager) -> LossScaleManager:
+    """Return the manager, or raise an error if the object is not one."""
     if not isinstance(manager, LossScaleManager):
         raise TypeError(
-            f"{name} must be a tfmp.LossScaleManager, got {manager!r} of type "
-            f"{type(manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
+            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type {type(manager).__name__}: "
+            "for a constant scale pass tfmp.FixedLossScaleManager(scale)."
         )
     return manager

@@ -158,14 +158,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Apply the rule after a step; the optimizer calls this method once per step.
-
-        Args:
-            finite_grads: A boolean scalar: were the gradients finite on every replica?
-
-        Returns:
-            The op that updates the state; None in eager mode, where the update has happened on return.
-        """
+        """Apply the rule after a step; the optimizer calls this method once per step."""
         return self._update(lambda state: self.next_state(state, finite_grads))
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
@@ -252,15 +245,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         return scale
 
     def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
-        """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
-
-        Args:
-            state: The state before the step: a `LossScaleState`, or with a tolerance a `TolerantLossScaleState`.
-            finite: A boolean scalar: were the gradients finite on every replica?
-
-        Returns:
-            The state after the step, of the same type.
-        """
+        """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
         forgiving = 1 - self._hysteresis
         good = tf.where(finite, state.good_steps + 1, 0)
         bad_if_finite = forgiving if self._consecutive_hysteresis else state.bad_steps

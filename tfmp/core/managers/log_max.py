@@ -217,16 +217,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             settings.count(name, state_dict[name], least=0)
 
     def next_state(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
-        """Return the state after one step. This is a pure function; it works elementwise, so a batch of states is fine.
-
-        Args:
-            state: The state before the step.
-            finite: A boolean scalar: were the gradients finite on every replica?
-            max_abs: A float32 scalar, the largest magnitude among the unscaled gradients.
-
-        Returns:
-            The state after the step.
-        """
+        """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
         state = self._with_observation(self._mended(state), finite, max_abs)
         observed = state.observations > 0
         proposal = self._exponent_within_bounds(

@@ -42,9 +42,9 @@ class StatefulManager(LossScaleManager, Generic[State]):
 
     def _update(self, rule: Callable[[State], State]) -> Done:
         """Store the state that the rule computes from the present one."""
-        # tf.contrib used a conditional here, whose name scope `cond` influences the names of later ops and variables.
-        # In a GAN, the second Adam's variable is `cond_2/beta1_power` in every old checkpoint. Opening a scope of the
-        # same name keeps these checkpoint keys. The manager's own variables are created before, outside that scope.
+        # tf.contrib had a conditional here, whose name scope `cond` counts in the names of later ones: in a GAN, the
+        # second Adam's variable is `cond_2/beta1_power` in every old checkpoint. A scope of this name keeps these keys.
+        # The manager's own variables are created before, outside of it.
         self.state.create()
         with tf.name_scope("cond"):
             return self.state.assign(rule(self.state.read()))

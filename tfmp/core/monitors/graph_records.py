@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.gradients.arithmetic import values_of
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
-from tfmp.core.storage.graph_registry import GraphList
+from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.types import Gradients
 
 
@@ -51,33 +51,33 @@ class RecordedNorm(NamedTuple):
     op: tf.Operation
 
 
-_LOSSES: GraphList[RecordedLoss] = GraphList("losses")
-_STEPS: GraphList[RecordedStep] = GraphList("steps")
-_GRADIENTS: GraphList[RecordedGradients] = GraphList("gradients")
-_NORMS: GraphList[RecordedNorm] = GraphList("norms")
+_LOSSES: OncePerGraph[list[RecordedLoss]] = OncePerGraph(list)
+_STEPS: OncePerGraph[list[RecordedStep]] = OncePerGraph(list)
+_GRADIENTS: OncePerGraph[list[RecordedGradients]] = OncePerGraph(list)
+_NORMS: OncePerGraph[list[RecordedNorm]] = OncePerGraph(list)
 
 
 def record_loss(manager: LossScaleManager, loss: Any) -> None:  # noqa: ANN401 - whatever converts to a tensor
     """Record an unscaled loss if it can be fetched, so not inside a conditional, a loop or a `tf.function`."""
     if _can_be_fetched(loss):
-        _LOSSES.append(RecordedLoss(manager, loss))
+        _LOSSES.get().append(RecordedLoss(manager, loss))
 
 
 def record_gradients(recorded: RecordedGradients) -> None:
     """Record gradients if they can be fetched, so not inside a conditional, a loop or a `tf.function`."""
     # Eager code takes steps without building them: each would ask here again.
     if not tf.executing_eagerly() and all(map(_can_be_fetched, values_of(recorded.grads))):
-        _GRADIENTS.append(recorded)
+        _GRADIENTS.get().append(recorded)
 
 
 def record_norm(recorded: RecordedNorm) -> None:
     """Record the norm of a step that is built in a graph."""
-    _NORMS.append(recorded if _can_be_fetched(recorded.norm) else recorded._replace(norm=None))
+    _NORMS.get().append(recorded if _can_be_fetched(recorded.norm) else recorded._replace(norm=None))
 
 
 def record_step(manager: LossScaleManager, overflow_counts: OverflowCounts) -> None:
     """Record a step that is built in a graph."""
-    _STEPS.append(RecordedStep(manager, overflow_counts))
+    _STEPS.get().append(RecordedStep(manager, overflow_counts))
 
 
 def losses_of_graph() -> list[RecordedLoss]:
@@ -92,27 +92,27 @@ def losses_of_graph() -> list[RecordedLoss]:
         ...     [recorded.loss is loss for recorded in losses_of_graph()]
         [True]
     """
-    return _LOSSES.items()
+    return list(_LOSSES.get())
 
 
 def gradients_of_graph() -> list[RecordedGradients]:
     """Return the gradients of the steps that were built in the current graph, in the order of building."""
-    return _GRADIENTS.items()
+    return list(_GRADIENTS.get())
 
 
 def norms_of_graph() -> list[RecordedNorm]:
     """Return the norms of the steps that were built in the current graph, in the order of building."""
-    return _NORMS.items()
+    return list(_NORMS.get())
 
 
 def managers_of_graph() -> list[LossScaleManager]:
     """Return the managers whose steps were built in the current graph, each once, in the order of building."""
-    return list(dict.fromkeys(step.manager for step in _STEPS.items()))
+    return list(dict.fromkeys(step.manager for step in _STEPS.get()))
 
 
 def overflow_counts_of_graph(manager: LossScaleManager) -> list[OverflowCounts]:
     """Return the overflow counts of the steps that were built in the current graph for a manager, each once."""
-    return list(dict.fromkeys(step.overflow_counts for step in _STEPS.items() if step.manager is manager))
+    return list(dict.fromkeys(step.overflow_counts for step in _STEPS.get() if step.manager is manager))
 
 
 def overflow_reports_of_graph(manager: LossScaleManager) -> list[OverflowReport]:

@@ -1,6 +1,7 @@
 """Decides which steps are spikes: those whose gradient norm is an outlier among the norms of the steps before."""
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable, Done
 
 _WINDOW, _DEVIATIONS, _MIN_FACTOR = 128, 4.0, 3.0
@@ -117,7 +119,10 @@ class SpikeDetector(tf.Module):
         self._max_consecutive_skips = settings.count("max_consecutive_skips", max_consecutive_skips)
         #: The states, in the order in which optimizers first stepped. The name is a part of the keys in a checkpoint.
         self.states: list[StateVariables[SpikeState]] = []
-        self._count = SkippedSpikes()
+        self._count = StateVariables(SpikeCount(np.int64(0)), saved=False)
+        # The optimizer or scaler that has the detector: in eager code, and in each graph, which keeps it alive.
+        self._owner: weakref.ref[Any] | None = None
+        self._owners_in_graph: OncePerGraph[list[Any]] = OncePerGraph(list)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; Keras saves them with a model."""
@@ -172,11 +177,7 @@ class SpikeDetector(tf.Module):
         self.loading(state_dict)()
 
     def loading(self, state_dict: Mapping[str, Sequence[Mapping[str, Any]]]) -> Callable[[], None]:
-        """Validate what `load_state_dict` is given, and return the function that loads it.
-
-        Args:
-            state_dict: The dictionary that `state_dict` returned.
-        """
+        """Validate what `load_state_dict` is given, and return the function that loads it."""
         if not isinstance(state_dict, Mapping) or set(state_dict) != {"states"}:
             raise TypeError(f"state_dict must be what state_dict() of a SpikeDetector returned, got {state_dict!r}.")
         values = [self._validated_state(state) for state in state_dict["states"]]
@@ -216,24 +217,36 @@ class SpikeDetector(tf.Module):
                 "the spike detector keeps its state in another Keras optimizer already: make a detector for each."
             )
         self.state_of(0).store_in(add_variable)
-        self._count.state.store_in(add_variable)
+        self._count.store_in(add_variable)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets; it has no owner yet."""
+        return vars(self) | {"_owner": None}
+
+    def _claim(self, owner: object) -> None:
+        """Refuse a second owner: in eager code while the first one lives, in a graph for good."""
+        with tf.init_scope():
+            is_eager, owners = tf.executing_eagerly(), self._owners_in_graph.get()
+            if is_eager and self._owner is not None:
+                owners = [self._owner()]
+            if any(each not in (None, owner) for each in owners):
+                raise ValueError(
+                    f"the {type(self).__name__} is used by another optimizer or scaler already, whose norms would be "
+                    "mixed with those of this one: make a detector for each."
+                )
+            if is_eager:
+                self._owner = weakref.ref(owner)
+            else:
+                owners[:] = [owner]
 
     def count(self, spike: tf.Tensor) -> Done:
-        """Count a step that was skipped as a spike; `tfmp.LossScaleOptimizer` and `tfmp.GradScaler` call this method.
-
-        Args:
-            spike: Whether the step was one; a boolean scalar.
-
-        Returns:
-            The op that updates the count; None in eager mode.
-        """
-        counted = self.skipped_spikes + tf.cast(spike, tf.int64)
-        return self._count.state.assign(SpikeCount(counted))
+        """Count a step, if it was skipped as a `spike`; a boolean scalar."""
+        return self._count.assign(SpikeCount(self.skipped_spikes + tf.cast(spike, tf.int64)))
 
     @property
     def skipped_spikes(self) -> tf.Tensor:
         """The number of steps skipped as spikes since the session, or the eager program, began; an int64 scalar."""
-        return self._count.state.get("skipped_spikes")
+        return self._count.get("skipped_spikes")
 
     @property
     def lasting_changes(self) -> tf.Tensor:
@@ -246,11 +259,7 @@ class SpikeDetector(tf.Module):
         return self._max_consecutive_skips
 
     def state_of(self, index: int) -> StateVariables[SpikeState]:
-        """Return the state for the optimizer that was the `index`-th to step.
-
-        Args:
-            index: The number of optimizers that stepped before it.
-        """
+        """Return the state for the optimizer that was the `index`-th to step."""
         while len(self.states) <= index:
             self.states.append(StateVariables(self._initial_state(), saved=True))
         self.states[index].create()
@@ -266,19 +275,7 @@ class SpikeDetector(tf.Module):
         return SpikeState(np.zeros([self._window_length]), np.int32(0), np.int32(0), np.int32(0))
 
     def bound(self, state: SpikeState) -> tf.Tensor:
-        """Return the norm above which a step is a spike; infinite if there is no bound yet.
-
-        Args:
-            state: The state before the step.
-
-        Returns:
-            A float64 scalar.
-
-        Examples:
-            >>> state = SpikeState(tf.constant([2.0, 1.0, 8.0], tf.float64), *map(tf.constant, (3, 0, 0)))
-            >>> round(float(SpikeDetector(window=3, deviations=2).bound(state)), 3)  # 2 * 2**(2 * 1.4826)
-            15.619
-        """
+        """Return the norm above which a step is a spike, given the state before it; infinite if there is none yet."""
         bound = tf.constant(np.inf, tf.float64)
         if self._window is not None:
             logarithms = tf.math.log(state.spike_window)
@@ -289,29 +286,13 @@ class SpikeDetector(tf.Module):
         return bound if self._max_norm is None else tf.minimum(bound, self._max_norm)
 
     def is_skipped(self, state: SpikeState, is_above: tf.Tensor) -> tf.Tensor:
-        """Return whether a step is skipped whose gradients are finite; a boolean scalar.
-
-        Args:
-            state: The state before the step.
-            is_above: Whether the norm is above its bound; a boolean scalar.
-        """
+        """Return whether a step with finite gradients is skipped, given the state before it."""
         return tf.logical_and(is_above, state.consecutive_spikes < self._max_consecutive_skips)
 
     def next_state(
         self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor, is_skipped: tf.Tensor
     ) -> SpikeState:
-        """Return the state after one step. This is a pure function.
-
-        Args:
-            state: The state before the step.
-            norm: The norm of the gradients; a float64 scalar.
-            finite: Whether no gradient overflowed; a boolean scalar.
-            is_above: Whether the norm is above the bound; a boolean scalar.
-            is_skipped: Whether the step was skipped as a spike; a boolean scalar.
-
-        Returns:
-            The state after the step.
-        """
+        """Return the state after one step, with a norm in float64; a pure function of the state before it."""
         limit, before = self._max_consecutive_skips, state.consecutive_spikes
         consecutive = tf.where(finite, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
         reaches_limit = tf.logical_and(before < limit, tf.equal(consecutive, limit))
@@ -336,14 +317,6 @@ _DEVIATION_OF_NORMAL = 1.4826
 def _median(values: tf.Tensor) -> tf.Tensor:
     ordered, length = tf.sort(values), values.shape[0]
     return (ordered[(length - 1) // 2] + ordered[length // 2]) / 2
-
-
-class SkippedSpikes(NotCheckpointed):
-    """The count of a detector, which needs no initializer and is in no checkpoint, as those of a manager."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = StateVariables(SpikeCount(np.int64(0)), saved=False)
 
 
 def validated_spike_detector(detector: SpikeDetector | None) -> SpikeDetector | None:

@@ -1,14 +1,14 @@
-"""Looks for spikes in the steps of one optimizer or scaler, as its detector says."""
+"""Looks for spikes in the steps of one optimizer or scaler, as its detector says, and keeps what the last one was."""
 
-import weakref
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector, SpikeState
-from tfmp.core.storage.graph_registry import GraphList
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done
 
@@ -49,47 +49,67 @@ class SpikeWatch:
         self._optimizers: list[tuple[Any, ...]] = []
         with tf.init_scope():
             if tf.executing_eagerly():
-                _claim(_IN_EAGER_CODE.setdefault(detector, []), self)
+                detector._claim(self)
 
     def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look:
         """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
         with tf.init_scope():
             # Under a strategy, an Estimator makes an optimizer for each replica, and all may have one detector.
             if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
-                claims = [claim for claim in _IN_GRAPH.items() if claim.detector is self.detector]
-                _claim([weakref.ref(claim.watch) for claim in claims], self)
-                _IN_GRAPH.append(_Claim(self.detector, self))
+                self.detector._claim(self)
         stored = self.detector.state_of(self._index_of(tuple(optimizers)))
         state = stored.read()
         return Look(self.detector, stored, state, norm, self.detector.bound(state))
 
     def _index_of(self, optimizers: tuple[Any, ...]) -> int:
         for index, known in enumerate(self._optimizers):
-            if len(known) == len(optimizers) and all(map(_is, known, optimizers)):
+            if len(known) == len(optimizers) and all(map(operator.is_, known, optimizers)):
                 return index
         self._optimizers.append(optimizers)
         return len(self._optimizers) - 1
 
 
-class _Claim(NamedTuple):
-    detector: SpikeDetector
-    watch: SpikeWatch
+class SpikeReport(NamedTuple):
+    """How many steps were skipped as spikes since the session or the eager program began, and what the last one was.
+
+    Attributes:
+        names: The names of the variables, or their paths in Keras 3.
+        shares: The share of each variable's gradient in the square of the norm of the last spike; float64, of shape
+            `[len(names)]`. They are shares of the gradients that would have been applied, so after the script has
+            clipped them. If replicas sum their gradients later, the largest norm among them counts for each gradient.
+        norm: The norm of the last spike; float64.
+        bound: The bound that the norm exceeded; float64.
+        spikes: The number of steps that were skipped as spikes; int64.
+    """
+
+    names: list[str]
+    shares: tf.Tensor
+    norm: tf.Tensor
+    bound: tf.Tensor
+    spikes: tf.Tensor
 
 
-#: Which watch has a detector, in eager code and in each graph. A graph keeps its watches as long as it lives.
-_IN_EAGER_CODE: "weakref.WeakKeyDictionary[SpikeDetector, list[weakref.ref[SpikeWatch]]]" = weakref.WeakKeyDictionary()
-_IN_GRAPH: GraphList[_Claim] = GraphList("spike_detectors")
+class _LastSpike(NamedTuple):
+    shares: tf.Tensor
+    norm: tf.Tensor
+    bound: tf.Tensor
+    spikes: tf.Tensor
 
 
-def _claim(others: "list[weakref.ref[SpikeWatch]]", watch: SpikeWatch) -> None:
-    """Raise an error if another watch that is still in use has the detector."""
-    if any(other() not in {None, watch} for other in others):
-        raise ValueError(
-            f"the {type(watch.detector).__name__} is used by another optimizer or scaler already, whose norms would be "
-            "mixed with those of this one: make a detector for each."
-        )
-    others.append(weakref.ref(watch))
+class SpikeRecord(tf.Module):
+    """The last spike of the steps with one list of variables, in variables that a script need not initialize."""
 
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = tuple(names)
+        nothing = _LastSpike(np.zeros([len(names)]), np.float64(0), np.float64(np.inf), np.int64(0))
+        self._state = StateVariables(nothing, saved=False)
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+    def store(self, shares: tf.Tensor, norm: tf.Tensor, bound: tf.Tensor) -> Done:
+        """Store a spike, and count it."""
+        spikes = self._state.get("spikes") + 1
+        return self._state.assign(_LastSpike(shares, tf.identity(norm), tf.identity(bound), spikes))
+
+    def report(self) -> SpikeReport:
+        """Return what is stored, with the names of the variables."""
+        return SpikeReport(list(self._names), *self._state.read())

@@ -14,11 +14,10 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
 from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.spikes.reports import SpikeRecord, SpikeReport
-from tfmp.core.spikes.watch import Look, SpikeWatch
-from tfmp.core.storage.by_variables import ByVariables
+from tfmp.core.spikes.watch import Look, SpikeRecord, SpikeReport, SpikeWatch
 from tfmp.core.storage.graph_variables import in_graph_itself
-from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
+from tfmp.core.storage.in_checkpoint import ByVariables, NotCheckpointed
+from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done, Gradients
 
 

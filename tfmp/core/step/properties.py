@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.spikes.reports import SpikeReport
+from tfmp.core.spikes.watch import SpikeReport
 from tfmp.core.step.scaler import LossScaler
 
 

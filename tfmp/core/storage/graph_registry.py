@@ -1,31 +1,22 @@
-"""Stores objects in the graph to which they belong: objects made once for each graph, and lists of what it contains.
+"""Stores what belongs to a graph in that graph, so that it is deleted together with the graph.
 
 A manager may be made in one graph and used in another: Estimator builds a new graph for every call of `train`, while a
-script may make its manager once, at the top. Objects that belong to one graph are therefore stored in a collection of
-that graph, and are deleted together with the graph. The key of the collection is never a string, because TensorFlow
-exports the collections whose keys are strings.
+script may make its manager once, at the top.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import tensorflow as tf
-
-from tfmp.core.storage import graph_variables
 
 Kept = TypeVar("Kept")
 
 
 class OncePerGraph(Generic[Kept]):
-    """Makes an object once for each graph and stores it there.
+    """Makes an object once for each graph: outside control dependencies, conditionals and functions.
 
-    `make` is called in the graph, outside control dependencies, conditionals and functions.
-
-    Examples:
-        >>> answer = OncePerGraph(lambda: tf.constant(42.0))
-        >>> with tf.Graph().as_default():
-        ...     answer.get() is answer.get()
-        True
+    With `make=list` it is a list in each graph, by which a monitor finds what is built there. In eager code nothing is
+    kept, so that such a list is empty.
     """
 
     def __init__(self, make: Callable[[], Kept]) -> None:
@@ -36,7 +27,7 @@ class OncePerGraph(Generic[Kept]):
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._make()
-            kept = _kept_in_graph(self)
+            kept = self._kept()
             if not kept:
                 # A slice is assigned, so that the list never has two objects: while this thread makes the object, the
                 # thread of another replica may make one too. The last one stays, and all threads return it later.
@@ -46,37 +37,10 @@ class OncePerGraph(Generic[Kept]):
     def made(self) -> Kept | None:
         """Return the current graph's object if it was made; None if it was not, and in eager code."""
         with tf.init_scope():
-            kept = [] if tf.executing_eagerly() else _kept_in_graph(self)
+            kept = [] if tf.executing_eagerly() else self._kept()
             return kept[0] if kept else None
 
-    def read(self) -> Kept:
-        """Return the graph's object at the top level of a graph; under control dependencies or conditionals, a new one.
-
-        This is for tensors that read variables. At the top level, a training loop may ask for them in every iteration
-        without adding ops to the graph, and also after the graph was finalized.
-        """
-        return self.get() if graph_variables.at_top_level_of_graph() else self._make()
-
-
-class GraphList(Generic[Kept]):
-    """A named list in each graph of objects that were built there, so that a monitor finds them without the optimizer.
-
-    In eager code there is no list, because nothing needs one.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._key = ("tfmp", name)
-
-    def append(self, item: Kept) -> None:
-        """Add an object to the current graph's list; in eager code, do nothing."""
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                _kept_in_graph(self._key).append(item)
-
-    def items(self) -> list[Kept]:
-        """Return the objects in the current graph's list, in the order in which they were added."""
-        return list(_kept_in_graph(self._key))
-
-
-def _kept_in_graph(key: Hashable) -> list[Any]:
-    return tf.compat.v1.get_collection_ref(key)
+    def _kept(self) -> list[Kept]:
+        # The key of the collection is no string, because TensorFlow exports the collections whose keys are strings.
+        kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
+        return kept

@@ -1,4 +1,4 @@
-"""Makes the small variables of a TF1 graph, which can be fetched and restored by their plain names.
+"""Makes and reads small variables, in a TF1 graph such that they are fetched and restored by their plain names.
 
 tf.contrib kept its state in reference variables: `session.run("loss_scale:0")` returned the number, and the checkpoint
 key was `loss_scale`. Both must still work with resource variables. But if a resource variable has this name,
@@ -56,6 +56,23 @@ def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) ->
     return tf.compat.v1.Variable(
         initial_value, name=name, trainable=False, use_resource=True, collections=[], **_SAME_ON_ALL_REPLICAS
     )
+
+
+def add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
+    """Make a variable in eager code."""
+    return tf.Variable(initial_value, name=name, trainable=False, **_SAME_ON_ALL_REPLICAS)
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """Return the value that a variable has when it is read, whatever is assigned later."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        # Without a copy, for which `read_value` has an op more. The first such op of each dtype takes 1 to 3 ms.
+        return variable.value()
+    value = variable.read_value()
+    is_reference = variable.dtype != variable.dtype.base_dtype
+    # What is read of a reference variable shares its memory, and would change when the next value is assigned, though a
+    # step may still need the scale. It needs no count; and GPUs have no kernel that copies int32.
+    return tf.raw_ops.DeepCopy(x=value) if is_reference and value.dtype.is_floating else value
 
 
 def checkpoint_key(variable: tf.Variable) -> str:

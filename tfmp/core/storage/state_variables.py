@@ -1,7 +1,6 @@
 """Stores a NamedTuple of numbers in variables: one set of variables for each graph, and one for eager code."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,27 +13,26 @@ from tfmp.core.tracing import in_thread_without_graph
 from tfmp.types import AddVariable, Done
 
 State = TypeVar("State", bound=NamedTuple)
-Kept = TypeVar("Kept")
 
 
-class _InGraph(NamedTuple):
-    """The part of a state that is in one graph."""
+class _Stored(NamedTuple):
+    """A state that is stored in one graph, or in eager code."""
 
     #: The variables, one for each field.
     variables: Any
     #: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration, also
-    #: after the graph was finalized.
-    values: Any
-    #: Holds the variables in a `tf.train.Checkpoint`.
-    in_checkpoint: tf.Module
+    #: after the graph was finalized. None in eager code.
+    values: Any = None
+    #: Holds the variables in a `tf.train.Checkpoint` of the graph.
+    in_checkpoint: Any = None
 
 
 class StateVariables(tf.Module, Generic[State]):
     """Stores one state: in variables of each graph that uses it, and in variables of eager code.
 
     `initial` is a NamedTuple of NumPy scalars or arrays. If `saved` is True, the variables in a graph are initialized
-    and saved with the script's own variables. If it is False, they are in no collection, so that initializers and
-    Savers do not find them, and every session starts from the initial state.
+    and saved with the script's own variables. If it is False, they are in no collection and no checkpoint, and every
+    session starts from the initial state.
     """
 
     def __init__(self, initial: State, saved: bool) -> None:
@@ -44,37 +42,38 @@ class StateVariables(tf.Module, Generic[State]):
         self._in_graph = OncePerGraph(self._make_in_graph)
         #: The variables of eager code. This attribute's name is a part of the keys in a `tf.train.Checkpoint`.
         self.values: State | None = None
-        self._hosted = False
-
-    @property
-    def is_hosted(self) -> bool:
-        """True if the state of eager code is in variables of a host."""
-        return self._hosted
+        #: True if the state of eager code is in variables of a host.
+        self.is_hosted = False
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager code, with its current values, into variables of a host that saves them.
 
         The host is for example a Keras optimizer. A state that is already in variables of a host is refused.
         """
-        if self._hosted:
+        if self.is_hosted:
             raise ValueError(
                 "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
             )
         with tf.init_scope():
             present = self._initial
             if self.values is not None:
-                present = self._like(_value_of(variable).numpy() for variable in self.values)
+                present = self._like(graph_variables.value_of(variable).numpy() for variable in self.values)
             self.values = self._make(add_variable, present)
-            self._hosted = True
+            self.is_hosted = True
 
     def create(self) -> State:
         """Return the variables of the current graph, or of eager code; make them on the first call."""
+        return self._here().variables
+
+    def _here(self) -> _Stored:
         with tf.init_scope():
             if not tf.executing_eagerly():
-                return self._in_graph.get().variables
+                return self._in_graph.get()
             if self.values is None:
-                self.values = _outside_of_functions(lambda: self._make(_add_eager_variable, self._initial))
-            return self.values
+                # While a function is traced, its graph would make the variables.
+                is_traced = tf.compat.v1.get_default_graph().building_function
+                self.values = in_thread_without_graph(self._make_eager) if is_traced else self._make_eager()
+            return _Stored(self.values)
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that were made in the current graph; none in eager code."""
@@ -88,17 +87,17 @@ class StateVariables(tf.Module, Generic[State]):
         add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
         call adds new ops that read the variables.
         """
-        variables = self.create()
-        if graph_variables.at_top_level_of_graph():
-            return self._in_graph.get().values
-        return self._read(variables)
+        here = self._here()
+        return here.values if graph_variables.at_top_level_of_graph() else self._read(here.variables)
 
     def get(self, field: str) -> tf.Tensor:
         """Return one field of the state, as `read` returns it, without reading the others."""
-        variables = self.create()
-        if graph_variables.at_top_level_of_graph() or not self._is_initialized():
-            return getattr(self.read(), field)
-        return _value_of(getattr(variables, field))
+        here = self._here()
+        if graph_variables.at_top_level_of_graph():
+            return getattr(here.values, field)
+        if self._is_initialized():
+            return graph_variables.value_of(getattr(here.variables, field))
+        return getattr(self._read(here.variables), field)
 
     def _is_initialized(self) -> bool:
         """Return whether the variables certainly have values when they are read."""
@@ -113,10 +112,11 @@ class StateVariables(tf.Module, Generic[State]):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A `tf.train.Checkpoint` in a graph, as `model_to_estimator` has it, holds the variables of that graph under
         # the names that those of eager code have.
+        if not self._saved and save_type != "savedmodel":
+            return {}
         with tf.init_scope():
-            in_graph = self._saved and not tf.executing_eagerly()
-        if in_graph:
-            return dict(self._in_graph.get().in_checkpoint._trackable_children(save_type, **kwargs))
+            if self._saved and not tf.executing_eagerly():
+                return dict(self._in_graph.get().in_checkpoint._trackable_children(save_type, **kwargs))
         return dict(super()._trackable_children(save_type, **kwargs))
 
     def numbers(self) -> dict[str, float]:
@@ -133,19 +133,22 @@ class StateVariables(tf.Module, Generic[State]):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
-    def _make_in_graph(self) -> _InGraph:
+    def _make_in_graph(self) -> _Stored:
         add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
         variables = self._make(add, self._initial)
         in_checkpoint = tf.Module()
         in_checkpoint.values = self._like(map(_in_checkpoint_of_graph, variables, self._initial))
-        return _InGraph(variables, self._read(variables), in_checkpoint)
+        return _Stored(variables, self._read(variables), in_checkpoint)
+
+    def _make_eager(self) -> State:
+        return self._make(graph_variables.add_eager_variable, self._initial)
 
     def _make(self, add_variable: AddVariable, initial: State) -> State:
         return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
 
     def _read(self, variables: State) -> State:
         def read_variables() -> State:
-            return self._like(map(_value_of, variables))
+            return self._like(map(graph_variables.value_of, variables))
 
         if self._is_initialized():
             return read_variables()
@@ -158,41 +161,6 @@ class StateVariables(tf.Module, Generic[State]):
         return type(self._initial)._make(values)
 
 
-def _value_of(variable: tf.Variable) -> tf.Tensor:
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        # Without a copy, for which `read_value` has an op more. The first such op of each dtype takes 1 to 3 ms.
-        return variable.value()
-    value = variable.read_value()
-    is_reference = variable.dtype != variable.dtype.base_dtype
-    # What is read of a reference variable shares its memory, and would change when the next value is assigned, though a
-    # step may still need the scale. It needs no count; and GPUs have no kernel that copies int32.
-    return tf.raw_ops.DeepCopy(x=value) if is_reference and value.dtype.is_floating else value
-
-
-def _outside_of_functions(make: Callable[[], Kept]) -> Kept:
-    """Make variables eagerly, as `outside_of_functions` does, but also in the scope of a strategy."""
-    if not tf.compat.v1.get_default_graph().building_function:
-        return make()
-    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-
-    def in_scope() -> Kept:
-        with contextlib.nullcontext() if strategy is None else strategy.scope():
-            return make()
-
-    return in_thread_without_graph(in_scope)
-
-
-class NotCheckpointed(tf.Module):
-    """A module whose variables are not saved in checkpoints, because they describe one run of a program.
-
-    A SavedModel does contain them, because its functions use them.
-    """
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        # This method is private: TensorFlow has no public way to be in a SavedModel but not in a checkpoint.
-        return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
-
-
 def _in_checkpoint_of_graph(variable: tf.Variable, initial: np.generic | np.ndarray) -> InCheckpoint:
     """Return a variable of a graph as a checkpoint holds it, which may be saved before a session initializes it."""
 
@@ -201,7 +169,3 @@ def _in_checkpoint_of_graph(variable: tf.Variable, initial: np.generic | np.ndar
         return tf.cond(is_initialized, variable.read_value, lambda: tf.constant(initial))
 
     return InCheckpoint(read, lambda value: variable.assign(value).op)
-
-
-def _add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    return tf.Variable(initial_value, name=name, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.graph_search import calls_functions
-from tfmp.core.storage.graph_registry import GraphList
+from tfmp.core.storage.graph_registry import OncePerGraph
 from tfmp.mixed_precision.levels.keras_hooks import levels
 from tfmp.mixed_precision.levels.level import Level
 
 _logger = logging.getLogger("tfmp")
 
 #: The levels of which that was said in a graph.
-_TOLD: GraphList[str] = GraphList("levels without half precision")
+_TOLD: OncePerGraph[list[str]] = OncePerGraph(list)
 
 
 @contextlib.contextmanager
@@ -28,14 +28,14 @@ def notice_if_nothing_is_half(level: Level) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     num_ops, num_layers = len(graph.get_operations()), levels.num_layers
     yield
-    if graph.building_function or levels.num_layers != num_layers or _TOLD.items():
+    if graph.building_function or levels.num_layers != num_layers or _TOLD.get():
         return
     made = graph.get_operations()[num_ops:]
     types = {tensor.dtype.base_dtype for op in made for tensor in (*op.inputs, *op.outputs)}
     is_computed = any(each.is_floating for each in types)
     if not is_computed or types.intersection(HALF_TYPES) or any(map(calls_functions, made)):
         return
-    _TOLD.append(str(level))
+    _TOLD.get().append(str(level))
     _logger.warning(
         "nothing that the graph got in the scope of tfmp.precision(%r) is in half precision. At this level, ops and "
         "tf.compat.v1.layers compute in the type of what they take, and only a variable that get_variable makes "
