@@ -113,8 +113,9 @@ def test_gradient_that_one_worker_lacks_is_an_error_in_both(training: str, died:
 def test_worker_that_dies_ends_the_other_and_the_run_resumes(died: _Died, tmp_path: Path) -> None:
     finished, saved = died
     assert finished.codes[0] not in {0, None}, str(finished)
-    # TensorFlow's runtime checks every 10 seconds whether the other workers are alive.
-    assert re.search(r"UnavailableError: .*task:1.*heartbeat", finished.logs[0], re.DOTALL), str(finished)
+    # TensorFlow's runtime notices it by a connection that is reset in the midst of a sum, or else within 10 seconds,
+    # since it asks for heartbeats.
+    assert re.search(r"UnavailableError: .*task:1", finished.logs[0], re.DOTALL), str(finished)
     expected, _ = _states(finished, _training("random", _loop()))
     taken = max(int(each.name) for each in saved.iterdir() if tf.train.latest_checkpoint(each))
     assert taken in {9, 10}
