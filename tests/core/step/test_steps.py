@@ -354,3 +354,11 @@ def test_spike_is_described_by_its_gradients_before_they_were_clipped_together(c
     (report,) = scaler.norms.spike_reports()
     assert (report.names, float(report.norm), float(report.bound)) == (names, 5, 4)
     np.testing.assert_allclose(report.shares, [0.36, 0, 0.64], rtol=1e-6)
+
+
+def test_manager_learns_the_largest_magnitude_of_a_spike_too() -> None:
+    manager, alone = (tfmp.LogMaxLossScaleManager(init_loss_scale=8) for _ in range(2))
+    scaler = scaler_of(manager, spike_detector=tfmp.SpikeDetector(max_norm=4))
+    take_step(scaler, [tf.constant([3.0, -4.0])], ["kernel"], lambda grads: pytest.fail("a spike was applied"))
+    alone.update_loss_scale(tf.constant(True), tf.constant(4.0))
+    assert manager.state_dict() == alone.state_dict()
