@@ -61,6 +61,14 @@ def _leave_out_infinity(t: Training, _: Any) -> None:
     t.step([second])
 
 
+def _pass_one_as_it_was_and_one_clipped_beside_another(t: Training, factor: Any) -> None:
+    first, second = t.scaled(factor)
+    third = first * 1.0
+    _, unscaled = t.unscale([first, second])
+    weights = [t.weights[0], t.weights[1], t.weights[0]]
+    t.scaler.step(t.optimizer, zip([first, tf.minimum(unscaled, 1.0), third], weights, strict=True))
+
+
 def _clip_first(t: Training, factor: Any, clip: Callable[..., Any] = tf.clip_by_global_norm) -> list[Any]:
     grads = t.scaled(factor)
     return [*clip(t.unscale(grads[:1]), 0.1)[0], grads[1]]
@@ -135,6 +143,9 @@ _ROWS = {
     ),
     "a result is left out": _Row(
         lambda t, factor: t.step([tf.minimum(t.unscale(t.scaled(factor))[1], 1.0)]), (1, 1.5, 1024, 0), _FINITE
+    ),
+    "one as it was, one clipped, and another": _Row(
+        _pass_one_as_it_was_and_one_clipped_beside_another, (0, 1.5, 1024, 0), _FINITE
     ),
     "infinity in a gradient that is left out skips the step": _Row(_leave_out_infinity, (1, 2, 512, 1), _FINITE),
     "zeros stand for None": _Row(
