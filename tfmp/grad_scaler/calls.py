@@ -209,8 +209,9 @@ class Calls:
         others, call = self._unscaled_here(optimizer), self._call(optimizer)
         may_be_twice = bool(others) and any(grad is not None and not _is_scaled(grad, others) for grad in given)
         call.gradients.add(given, returned)
+        op = self._op_of_call(found, [done], distribution, of_step=False)
         self._calls.append(call._replace(before=before, may_be_unscaled_twice=may_be_twice))
-        self._note_op(self._op_of_call(found, [done], distribution, of_step=False))
+        self._note_op(op)
 
     def note_steps(
         self, optimizers: Sequence[object], found: Found | None, done: Sequence[Done], distribution: Distribution

@@ -345,20 +345,19 @@ class GradScaler(StepsWithRanges, tf.Module):
         scaled = [] if isinstance(given, GradientAccumulator) else given
         self._calls.validate_unscale(optimizer, None if given is not scaled else scaled)
         emptied: Done = None
+        distribution = self._distribution()
         if isinstance(given, GradientAccumulator):
             unscaled_grads, before, emptied = self._mean_of_window(given)
         else:
-            unscaled_grads, before = self._unscaled_grads(given)
-        distribution = self._distribution()
+            unscaled_grads, before = self._unscaled_grads(given, distribution)
         result = agree(before.found, self._scaler, distribution) if self._enabled else None
         self._calls.note_unscale(optimizer, before, result, emptied, distribution, scaled, unscaled_grads)
         return unscaled_grads
 
-    def _unscaled_grads(self, grads: Gradients) -> tuple[list[Gradient], Checked]:
+    def _unscaled_grads(self, grads: Gradients, distribution: Distribution) -> tuple[list[Gradient], Checked]:
         """Return the unscaled gradients and the result of checking them."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        distribution = self._distribution()
         averaged = self._averaged(grads, distribution)
         if not self._enabled:
             return averaged, Checked(Found(tf.constant(True)), unclipped=averaged)
@@ -633,7 +632,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         if all(grad is None for grad in rest):
             return StepPart(adapter, list(grads), joined(checks))
         # The user has unscaled the other gradients.
-        unscaled_rest, check_of_rest = self._unscaled_grads(rest)
+        unscaled_rest, check_of_rest = self._unscaled_grads(rest, distribution)
         # The norm counts each gradient once.
         is_known = [self._calls.got(optimizer, grad) for grad in passed]
         others = [None if is_counted else own for own, is_counted in zip(unscaled_rest, is_known, strict=True)]
