@@ -34,10 +34,6 @@ def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Para
     A function that is called again later, when nothing is converted any more, is then converted there too.
 
     `tf.__internal__.autograph` of TensorFlow 2.15 to 2.21. The public `tf.autograph.to_graph` converts always.
-
-    Examples:
-        >>> converted_as_here(len)([1, 2])
-        2
     """
     autograph = tf.__internal__.autograph
     converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
@@ -64,10 +60,6 @@ def within_loop_of_tf1() -> bool:
     """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
 
     `GetContainingWhileContext` of TensorFlow 2.15 to 2.21. Nothing public tells what a context belongs to.
-
-    Examples:
-        >>> within_loop_of_tf1()
-        False
     """
     context_of_ops = control_flow_context(tf.compat.v1.get_default_graph())
     return control_flow_util.GetContainingWhileContext(context_of_ops) is not None
@@ -97,13 +89,6 @@ def gradients_may_be_recorded() -> bool:
     """Return whether a `tf.GradientTape` or a forward accumulator records the ops of this thread.
 
     `record.could_possibly_record` of TensorFlow 2.15 to 2.21. In public, only who holds a tape knows of it.
-
-    Examples:
-        >>> gradients_may_be_recorded()
-        False
-        >>> with tf.GradientTape():
-        ...     gradients_may_be_recorded()
-        True
     """
     return bool(record.could_possibly_record())
 
@@ -114,10 +99,6 @@ def number_of_tensor(tensor: Any) -> int | None:  # noqa: ANN401 - of any type
     The numbers are of the whole process: of eager tensors and those of all graphs.
 
     `Tensor._id` of TensorFlow 2.15 to 2.21. In public, tensors can be told apart, but have no order.
-
-    Examples:
-        >>> number_of_tensor(tf.constant(1.0)) < number_of_tensor(tf.constant(1.0)), number_of_tensor(1.0)
-        (True, None)
     """
     return int(tensor._id) if isinstance(tensor, tf.Tensor) else None
 
@@ -152,14 +133,6 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Keep every `tf.GradientTape` of this thread from recording ops; what notes variables still notes them.
 
     `record.stop_recording` of TensorFlow 2.15 to 2.21. The public `tf.GradientTape.stop_recording` is for one tape.
-
-    Examples:
-        >>> x = tf.Variable(1.0)
-        >>> with tf.GradientTape() as tape:
-        ...     with unrecorded():
-        ...         y = x + 1
-        >>> tape.gradient(y, x) is None
-        True
     """
     stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
     return stopped
@@ -169,13 +142,6 @@ def is_watched(tensor: tf.Tensor) -> bool:
     """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
 
     `record.should_record_backprop` of TensorFlow 2.15 to 2.21. In public, a tape tells its variables only.
-
-    Examples:
-        >>> x = tf.constant(1.0)
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
-        (True, False)
     """
     return bool(record.should_record_backprop([tensor]))
 
@@ -186,16 +152,6 @@ def unoptimized() -> Iterator[None]:
 
     `context.function_call_options` of TensorFlow 2.15 to 2.21. What the public
     `tf.config.optimizer.set_experimental_options` sets, other threads get too.
-
-    Examples:
-        >>> def scaled(x):
-        ...     return x * 0.1 * 3.0 * 0.7  # which an optimized graph computes as x * 0.21
-        >>> x = tf.range(100.0)
-        >>> bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
-        False
-        >>> with unoptimized():
-        ...     bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
-        True
     """
     of_thread = context.context()
     options = of_thread.function_call_options
@@ -222,13 +178,6 @@ def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
 
     `FuncGraph._watched_variables` of TensorFlow 2.15 to 2.21. The public `FuncGraph.variables` is empty until the
     function is traced to its end.
-
-    Examples:
-        >>> v = tf.Variable(1.0, trainable=False, name="v")
-        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
-        >>> float(f())
-        v:0
-        2.0
     """
     return list(graph._watched_variables)
 
@@ -254,10 +203,6 @@ def is_stateful(op_type: str) -> bool:
     """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
 
     See `op_definition`.
-
-    Examples:
-        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
-        (True, False)
     """
     definition = op_definition(op_type)
     return definition is not None and bool(definition.is_stateful)

@@ -1,6 +1,7 @@
-"""Finds the line of the user's script from which a function was called or an op was made, for messages."""
+"""What messages to users need: a logger that is seen, and the line of the script that they are about."""
 
 import inspect
+import logging
 import os
 import sys
 import sysconfig
@@ -22,28 +23,40 @@ _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "ho
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def line_of_call() -> str:
-    """Return the line of the user's script that is being executed, in the form `train.py:41`."""
-    return _innermost_of_user(map(_site_of, _frames()))
+def visible_logger() -> logging.Logger:
+    """Return the logger "tfmp", and make sure that its messages of level INFO are visible.
+
+    A user who adds a monitor wants to read its reports. So the level of the logger becomes INFO unless the program has
+    set one. If no handler would receive the messages, they go to standard error.
+    """
+    logger = logging.getLogger("tfmp")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    return logger
 
 
-def line_of_gradients(grads: Iterable[Any]) -> str:
-    """Return the line of the user's script that made the first gradient.
+def script_line(grads: Iterable[Any] = ()) -> str:
+    """Return the line of the user's script that made the first gradient, in the form `train.py:41`.
 
-    Eager tensors do not record where they were made. For them the result is the line that is being executed, and also
-    for an op that only a library's lines made.
+    It is the line that is being executed if there is no gradient; if it is an eager tensor, which does not record where
+    it was made; or if only a library's lines made its op.
     """
     op = next(iter(ops_of(grads)), None)
     made = [] if op is None else [(frame.filename, frame.lineno) for frame in reversed(list(op.traceback))]
-    return _innermost_of_user([*made, *map(_site_of, _frames())])
+    sites = [*made, *map(_site_of, _frames())]
+    outside = [(_whose(site[0]), site) for site in sites if _whose(site[0]) != "host"]
+    # A script may be an installed package itself. Then there is no other line.
+    found = next((site for whose, site in outside if whose == "user"), outside[0][1] if outside else None)
+    return "an unknown line" if found is None else _shown(found)
 
 
 def with_library(line: str) -> str:
     """Return a line of the user's script, and the library's method that the script called there, if it was one.
 
-    A library such as transformers or tensorflow-recommenders has training steps of its own. What is wrong in them is
-    not wrong in the user's line, so a message must name both, as in `train.py:41, in
-    recommenders.models.Model.train_step (models.py:71)`.
+    What is wrong in a library's own training step is not wrong in the user's line. So a message names both, as in
+    `train.py:41, in recommenders.models.Model.train_step (models.py:71)`.
     """
     # The code of the library is still running, whereas an op records neither classes nor modules.
     frame = next((frame for frame in _frames() if _whose(frame.f_code.co_filename) != "host"), None)
@@ -69,11 +82,6 @@ def made_by_tfmp(op: tf.Operation) -> bool:
     return any(frame.filename.startswith(_directories("tfmp")) for frame in op.traceback)
 
 
-def made_by_clipping(op: tf.Operation) -> bool:
-    """Return whether one of this package's functions that clip gradients made an op."""
-    return made_within(op, os.path.join("tfmp", "core", "gradients", "clipping.py"))
-
-
 def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
     """Return the ops whose outputs the gradients are. Eager tensors and None have no op and are left out."""
     return [value.op for value in map(lists.values, grads) if tf.is_symbolic_tensor(value)]
@@ -89,13 +97,6 @@ def _frames() -> Iterator[FrameType]:
 
 def _site_of(frame: FrameType) -> _Site:
     return frame.f_code.co_filename, frame.f_lineno
-
-
-def _innermost_of_user(sites: Iterable[_Site]) -> str:
-    outside = [(_whose(site[0]), site) for site in sites if _whose(site[0]) != "host"]
-    # A script may be an installed package itself. Then there is no other line.
-    found = next((site for whose, site in outside if whose == "user"), outside[0][1] if outside else None)
-    return "an unknown line" if found is None else _shown(found)
 
 
 def _shown(site: _Site) -> str:
