@@ -67,7 +67,8 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
     advice = "pass [variable] for a single one" if _is_array(given) else "pass the variables to train"
     listed = items(name, given, "a list of variables", advice)
     for variable in listed:
-        if not _is_variable(variable):
+        # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
+        if not hasattr(variable, "assign"):
             raise TypeError(
                 f"{name} must be a list of variables, and it holds {_shown(variable)}: pass the variables themselves, "
                 "alone."
@@ -81,7 +82,7 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
     listed = items("grads_and_vars", grads_and_vars, what, advice)
     for pair in listed:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not is_pair or isinstance(pair[0], _NO_GRADIENT) or not _is_variable(pair[1]):
+        if not is_pair or isinstance(pair[0], _NO_GRADIENT) or not hasattr(pair[1], "assign"):
             raise TypeError(f"grads_and_vars must be {what}, and it holds {_shown(pair)}: {advice}.")
     return [(grad, variable) for grad, variable in listed]
 
@@ -134,12 +135,7 @@ def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
 
 def _is_array(value: object) -> bool:
     # A variable of Keras 3 is not a TensorFlow tensor, so `tf.is_tensor` does not find it; yet it can be iterated.
-    return tf.is_tensor(value) or isinstance(value, np.ndarray) or _is_variable(value)
-
-
-def _is_variable(value: object) -> bool:
-    # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
-    return hasattr(value, "assign")
+    return tf.is_tensor(value) or isinstance(value, np.ndarray) or hasattr(value, "assign")
 
 
 def _shown(value: object) -> str:

@@ -5,18 +5,16 @@ import logging
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable
 from pathlib import PurePath
-from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.tensorflow_internals import GENERATED_FILE
 
-#: A line of a source file: the file's name, and the number of the line.
-_Site: TypeAlias = tuple[str, int]
 #: Packages that stand between a script, or another library, and this module.
 _HOSTS = ("tfmp", "tensorflow", "keras", "tf_keras", "tensorflow_estimator", "horovod")
 #: The names of the directories that packages are installed in.
@@ -40,16 +38,15 @@ def visible_logger() -> logging.Logger:
 def script_line(grads: Iterable[Any] = ()) -> str:
     """Return the line of the user's script that made the first gradient, in the form `train.py:41`.
 
-    It is the line that is being executed if there is no gradient; if it is an eager tensor, which does not record where
-    it was made; or if only a library's lines made its op.
+    It is the line that is being executed if only a library's lines made it, or nothing records what did: without a
+    gradient, and for an eager tensor.
     """
-    op = next(iter(ops_of(grads)), None)
-    made = [] if op is None else [(frame.filename, frame.lineno) for frame in reversed(list(op.traceback))]
-    sites = [*made, *map(_site_of, _frames())]
-    outside = [(_whose(site[0]), site) for site in sites if _whose(site[0]) != "host"]
+    made = [frame for op in ops_of(grads)[:1] for frame in op.traceback]
+    frames = reversed([*traceback.extract_stack(), *made])
+    outside = [(_whose(frame.filename), _shown(frame.filename, frame.lineno)) for frame in frames]
     # A script may be an installed package itself. Then there is no other line.
-    found = next((site for whose, site in outside if whose == "user"), outside[0][1] if outside else None)
-    return "an unknown line" if found is None else _shown(found)
+    lines = [line for wanted in ("user", "library") for whose, line in outside if whose == wanted]
+    return lines[0] if lines else "an unknown line"
 
 
 def with_library(line: str) -> str:
@@ -59,10 +56,20 @@ def with_library(line: str) -> str:
     `train.py:41, in recommenders.models.Model.train_step (models.py:71)`.
     """
     # The code of the library is still running, whereas an op records neither classes nor modules.
-    frame = next((frame for frame in _frames() if _whose(frame.f_code.co_filename) != "host"), None)
-    if frame is None or _whose(frame.f_code.co_filename) == "user" or line == _shown(_site_of(frame)):
-        return line
-    return f"{line}, in {_qualified_name(frame)} ({_shown(_site_of(frame))})"
+    for frame, number in traceback.walk_stack(inspect.currentframe()):
+        whose, own_line = _whose(frame.f_code.co_filename), _shown(frame.f_code.co_filename, number)
+        if whose == "user" or (whose == "library" and line == own_line):
+            return line
+        if whose == "library":
+            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            # The class of the library; the object may be of a user's subclass.
+            classes = [
+                each.__name__
+                for each in type(frame.f_locals.get("self")).__mro__
+                if each.__module__ == module and name in vars(each)
+            ]
+            return f"{line}, in {'.'.join([module, *classes[:1], name])} ({own_line})"
+    return line
 
 
 def made_within(op: tf.Operation, *files: str) -> bool:
@@ -87,26 +94,14 @@ def ops_of(grads: Iterable[Any]) -> list[tf.Operation]:
     return [value.op for value in map(lists.values, grads) if tf.is_symbolic_tensor(value)]
 
 
-def _frames() -> Iterator[FrameType]:
-    """Yield the frames that are being executed, the innermost first."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _site_of(frame: FrameType) -> _Site:
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _shown(site: _Site) -> str:
-    return f"{os.path.basename(site[0])}:{site[1]}"
+def _shown(filename: str, line: int) -> str:
+    return f"{os.path.basename(filename)}:{line}"
 
 
 def _whose(filename: str) -> str:
     """Return "host" for a file of a host framework or of Python, "library" for one of another package, else "user"."""
-    # Python's own frozen modules, such as importlib, have names like `<frozen runpy>`. Of a file that AutoGraph
-    # generated, the traceback of an op names the original line too.
+    # Python's own frozen modules have names like `<frozen runpy>`. Of a file that AutoGraph generated, the traceback of
+    # an op names the original line too.
     is_generated = filename.startswith("<frozen") or GENERATED_FILE in filename
     if is_generated or filename.startswith(_directories(*_HOSTS)):
         return "host"
@@ -121,19 +116,3 @@ def _whose(filename: str) -> str:
 def _directories(*packages: str) -> tuple[str, ...]:
     files = (getattr(sys.modules.get(package), "__file__", None) for package in packages)
     return tuple(os.path.join(os.path.dirname(file), "") for file in files if file)
-
-
-def _qualified_name(frame: FrameType) -> str:
-    """Return the name of the function that a frame executes, with its module, and with its class if it is a method."""
-    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
-    module = frame.f_globals.get("__name__", "")
-    if owner is None:
-        return f"{module}.{name}"
-    # The class that defines the method, which is the library's; the object may be of a user's subclass.
-    defining = next((kind for kind in type(owner).__mro__ if _defines(kind, frame)), type(owner))
-    return f"{module}.{defining.__name__}.{name}"
-
-
-def _defines(kind: type, frame: FrameType) -> bool:
-    method = vars(kind).get(frame.f_code.co_name)
-    return callable(method) and getattr(inspect.unwrap(method), "__code__", None) is frame.f_code

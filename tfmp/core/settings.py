@@ -113,9 +113,7 @@ def refuse_class(name: str, value: object) -> None:
         raise TypeError(f"{name} is the class {value.__name__}: pass an object of it, {value.__name__}(...).")
 
 
-#: The arguments of torch.amp that name where to compute, or how torch does it; no function of tfmp has them.
-_OF_TORCH = ("device", "device_type", "cache_enabled")
-#: The names of devices that torch has.
+_ARGUMENTS_OF_TORCH = ("device", "device_type", "cache_enabled")
 _DEVICES_OF_TORCH = re.compile(r"(cpu|cuda|hpu|mps|mtia|npu|xla|xpu)(:\d+)?")
 
 
@@ -125,7 +123,7 @@ def refuse_arguments_of_torch(call: str, first: object, keywords: Mapping[str, o
     `call` is the call without them, `first` the first argument without a name, and `keywords` are the others.
     """
     name = call.partition("(")[0]
-    for argument in _OF_TORCH:
+    for argument in _ARGUMENTS_OF_TORCH:
         if argument in keywords:
             raise TypeError(
                 f"{name} takes no {argument}, got {keywords[argument]!r}, which is an argument of torch: leave it out, "

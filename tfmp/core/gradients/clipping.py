@@ -36,9 +36,8 @@ def clip_by_value(grads: tf.Tensor | tf.IndexedSlices, clip_value_min: _Number, 
 def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) -> Any:
     """Clip the finite values of gradients to a range, and leave infinities and NaN as they are.
 
-    Use this instead of `tf.clip_by_value` with loss scaling. `tf.clip_by_value` replaces an infinity by a bound of the
-    range, so that a step that overflowed looks finite and is applied. Here the infinity remains, and the step is
-    skipped. Call it on unscaled gradients, before they are applied.
+    `tf.clip_by_value` replaces an infinity by a bound of the range, so that a step that overflowed looks finite and is
+    applied. Here the infinity remains, and the step is skipped.
 
     Args:
         grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_value`. An entry
@@ -89,19 +88,16 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         g * clip_norm / norm(g)    if norm(g) is finite and greater than clip_norm
         g                          otherwise
 
-    A gradient with an infinity or a NaN is therefore returned unchanged, and the step is skipped. `tf.clip_by_norm`
-    turns such a gradient into NaN and zeros. It also turns a finite gradient whose squares overflow into zeros; this
-    function clips it correctly. Call it on unscaled gradients, before they are applied.
+    So a gradient with an infinity or a NaN is returned unchanged, and the step is skipped. `tf.clip_by_norm` turns it
+    into NaN and zeros, and a finite gradient whose squares overflow into zeros; this function clips that correctly.
 
     Args:
-        grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_norm`. An entry
-            None stays None. The norm of an `IndexedSlices` is the norm of its rows, as in TensorFlow: rows with the
-            same index count separately.
+        grads: As in `clip_by_value`. The norm of an `IndexedSlices` is the norm of its rows, as in TensorFlow: rows
+            with the same index count separately.
         clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        A list of the clipped gradients, or the single clipped gradient. Each keeps its dtype and its form: dense,
-        `IndexedSlices` or None.
+        The clipped gradients, or the single clipped gradient, as `clip_by_value` returns them.
 
     Raises:
         TypeError: `grads` is neither a list of gradients nor a gradient, or `clip_norm` is not a number.
@@ -129,19 +125,17 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         g * clip_norm / norm    for every gradient g, if norm is finite and greater than clip_norm
         g                       for every gradient g, otherwise
 
-    If any value is infinite or NaN, all gradients are therefore returned unchanged. The step is skipped, and the
-    overflow reports name only the variables that overflowed. `tf.clip_by_global_norm` makes every gradient NaN in that
-    case, so that all variables seem to have overflowed. Call this function on unscaled gradients, before they are
-    applied.
+    So if any value is infinite or NaN, all gradients are returned unchanged, the step is skipped, and the overflow
+    reports name only the variables that overflowed. `tf.clip_by_global_norm` makes every gradient NaN, so that all
+    variables seem to have overflowed.
 
     Args:
         grads: The unscaled gradients of one replica, a list. An entry None stays None and adds nothing to the norm.
         clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        A pair. First, a list of the clipped gradients; each keeps its dtype and its form. Second, the norm before
-        clipping, as a float64 scalar because it can exceed the range of float32. If a gradient overflowed, this norm
-        is infinite or NaN.
+        The list of the clipped gradients; each keeps its dtype and its form. And the norm before clipping, a float64
+        scalar, because it can exceed the range of float32; infinite or NaN if a gradient overflowed.
 
     Raises:
         TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
@@ -210,7 +204,7 @@ def _validated(given: Iterable[Gradient]) -> list[Gradient]:
 
 
 def keep_unclipped(grad: Gradient) -> None:
-    """Let what is clipped from a gradient be known as such; in eager code the gradient then lives as long as that."""
+    """Let what is clipped from a gradient be known as such; the gradient then lives as long as that."""
     _remember(grad, None)
 
 

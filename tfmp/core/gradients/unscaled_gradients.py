@@ -19,17 +19,6 @@ class UnscaledGradients:
     scaled. A tensor does not change, so what the method got is scaled. And TensorFlow numbers its tensors in the order
     in which they are made, so what was made before the first result is not computed from the results. The tensors are
     known by weak references: a tensor that is gone cannot be passed to a step.
-
-    Examples:
-        >>> scaled = [tf.constant(8.0), tf.constant(16.0)]
-        >>> unscaled = UnscaledGradients()
-        >>> returned = [scaled[0] / 8]
-        >>> unscaled.add(scaled[:1], returned)
-        >>> clipped = tf.minimum(returned[0], 0.5)
-        >>> [unscaled.got(grad) for grad in [*scaled, *returned, clipped]]
-        [True, False, False, False]
-        >>> [unscaled.precede(grad) for grad in [*scaled, *returned, clipped]]
-        [True, True, False, False]
     """
 
     def __init__(self) -> None:
@@ -86,7 +75,7 @@ def number_of_first(grads: Iterable[Gradient]) -> int | None:
 def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
     """Return whether a gradient was computed from what was passed to be unscaled, and not from what was returned.
 
-    Only the tensors of graphs know from what they were computed. For all others the answer is False.
+    Only the tensors of graphs know that. For all others the answer is False.
     """
     values = lists.values(grad)
     unscaled = [each for each in unscaled if each.count]
