@@ -1,17 +1,14 @@
-"""How code is traced: AutoGraph, variables outside of functions, conditional updates, and the lines of the script."""
+"""How code is traced: AutoGraph, variables outside of functions, and conditional updates."""
 
-import inspect
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from gradient_forms import MODES
 
-from tfmp.core import script_lines, tracing
-from tfmp.core.control_flow import conditional_update
-from tfmp.core.tracing import outside_of_functions, without_autograph
+from tfmp.core import tracing
+from tfmp.core.tracing import conditional_update, outside_of_functions, without_autograph
 from tfmp.types import Gradients
 
 
@@ -47,14 +44,6 @@ def test_variables_made_outside_of_functions_need_no_second_trace() -> None:
     # TensorFlow refuses variables that a later trace makes.
     assert step(tf.constant([3.0])).numpy().tolist() == [6]
     assert (len(traces), len(made)) == (2, 2)
-
-
-def test_error_while_variables_are_made_is_raised_in_the_function() -> None:
-    def fail() -> None:
-        raise ValueError("no variables today")
-
-    with pytest.raises(ValueError, match="no variables today"):
-        tf.function(without_autograph(lambda: outside_of_functions(fail)))()
 
 
 def test_eager_code_and_graphs_and_strategies_need_no_thread() -> None:
@@ -113,39 +102,3 @@ def test_xla_gets_loops_or_a_conditional(accelerated: bool, loops: int, conditio
         op.type.removeprefix("Stateless") for op in step.get_concrete_function(tf.constant(True)).graph.get_operations()
     ]
     assert (kinds.count("While"), kinds.count("If")) == (loops, conditionals)
-
-
-def _here() -> str:
-    """Return the line of the caller."""
-    frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
-    return f"test_tracing.py:{frame.f_back.f_lineno}"
-
-
-@pytest.mark.graph
-def test_line_of_a_call_skips_lines_of_libraries() -> None:
-    # Python's `map` and TensorFlow's `map_structure` call the lambda, so lines of libraries are between the two calls.
-    assert list(map(lambda _: script_lines.line_of_call(), [0])) == [_here()]  # noqa: C417 - a call through another
-    assert tf.nest.map_structure(lambda _: script_lines.line_of_call(), [0]) == [_here()]
-
-
-@pytest.mark.graph
-def test_line_of_sparse_gradients_is_the_one_that_made_them() -> None:
-    with tf.Graph().as_default():
-        w = tf.compat.v1.get_variable("w", initializer=[[1.0], [2.0]])
-        grads, line = tf.gradients(tf.reduce_sum(tf.gather(w, [0])), [w]), _here()
-        assert isinstance(grads[0], tf.IndexedSlices)
-        assert script_lines.line_of_gradients([None, *grads]) == line
-
-
-@pytest.mark.graph
-def test_script_that_is_installed_itself_is_named_if_nothing_else_calls(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"script_lines": script_lines, "__name__": "own.train"}
-    text = "line = script_lines.with_library(script_lines.line_of_call())"
-    code = compile(text, str(tmp_path / "site-packages" / "own" / "train.py"), "exec")
-    # Above the code that a thread runs, there is only the standard library.
-    thread = threading.Thread(target=exec, args=(code, names))
-    thread.start()
-    thread.join()
-    assert names["line"] == "train.py:1"

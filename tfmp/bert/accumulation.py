@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfmp.core.control_flow import conditional_update
+from tfmp.core.tracing import conditional_update
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1

@@ -1,7 +1,6 @@
 """Finds the ops of a graph that an op depends on."""
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
@@ -20,17 +19,15 @@ def ancestors(
 
     Control inputs are followed only if `along_control` is True, and no inputs of an op that the search `ends_at`.
     """
-    queue = deque(dict.fromkeys(ops))
+    queue = list(dict.fromkeys(ops))
     seen = set(queue)
-    while queue:
-        op = queue.popleft()
+    # The list grows while it is read.
+    for op in queue:
         yield op
-        if ends_at(op):
-            continue
-        inputs = [*(tensor.op for tensor in op.inputs), *(op.control_inputs if along_control else ())]
-        new = dict.fromkeys(each for each in inputs if each not in seen)
-        seen.update(new)
-        queue.extend(new)
+        if not ends_at(op):
+            inputs = [*(tensor.op for tensor in op.inputs), *(op.control_inputs if along_control else ())]
+            queue += [each for each in dict.fromkeys(inputs) if each not in seen]
+            seen.update(inputs)
 
 
 def with_ancestors(ops: Iterable[tf.Operation]) -> list[tf.Operation] | None:

@@ -11,15 +11,17 @@ from tfmp.types import Gradient, GradsAndVars
 
 #: The largest number of characters of a wrong argument in an error message: the text of a tensor can be very long.
 _MOST_CHARACTERS = 200
+#: What is certainly no gradient: perhaps a pair, or a list in the list.
+_NO_GRADIENT = (str, bytes, Mapping, Sequence, Set)
 
 
 def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
-    """Return gradients as a list, which can be read several times, unlike a generator."""
+    """Return gradients as a list."""
     what = "a list of gradients, one for each variable"
     single = "pass [grad] for a single one" if _is_array(grads) else "pass what tape.gradient(loss, variables) returns"
     listed = items("grads", grads, what, single)
     for grad in listed:
-        if isinstance(grad, str | bytes | Mapping | Sequence | Set):
+        if isinstance(grad, _NO_GRADIENT):
             raise TypeError(
                 f"grads must be {what}, and it holds {_shown(grad)}: pass the gradients alone, without their variables."
             )
@@ -65,7 +67,8 @@ def variables(name: str, given: Iterable[Any]) -> list[Any]:
     advice = "pass [variable] for a single one" if _is_array(given) else "pass the variables to train"
     listed = items(name, given, "a list of variables", advice)
     for variable in listed:
-        if not _is_variable(variable):
+        # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
+        if not hasattr(variable, "assign"):
             raise TypeError(
                 f"{name} must be a list of variables, and it holds {_shown(variable)}: pass the variables themselves, "
                 "alone."
@@ -79,21 +82,17 @@ def pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
     listed = items("grads_and_vars", grads_and_vars, what, advice)
     for pair in listed:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not (is_pair and _is_variable(pair[1]) and not isinstance(pair[0], str | bytes | Mapping | Sequence | Set)):
+        if not is_pair or isinstance(pair[0], _NO_GRADIENT) or not hasattr(pair[1], "assign"):
             raise TypeError(f"grads_and_vars must be {what}, and it holds {_shown(pair)}: {advice}.")
     return [(grad, variable) for grad, variable in listed]
 
 
 def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
-    """Return strings or compiled regular expressions as a list. A single string is refused: its letters would be names.
-
-    `of` is the noun for the names in the error message, such as "names" or "regular expressions".
-    """
+    """Return strings or compiled regular expressions as a list; `of` is the noun for them in the error message."""
     if isinstance(given, str):
         raise TypeError(f"{name} must be a list of {of}, got the string {given!r}: write [{given!r}].")
     listed = items(name, given, f"a list of {of}", "pass a list of strings")
     for each in listed:
-        # The names may be patterns that are passed to `re.search`, which accepts compiled expressions too.
         if not isinstance(each, str | re.Pattern):
             raise TypeError(f"{name} must be a list of {of}, and it holds {_shown(each)}: pass strings.")
     return listed
@@ -122,26 +121,21 @@ def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
 
     The result has other objects, so first ask what needs the user's own.
     """
-    return list(map(_of_tensors, grads))
 
+    def tensor(part: Any) -> tf.Tensor | None:  # noqa: ANN401 - an array or a variable too
+        return None if part is None else tf.convert_to_tensor(part)
 
-def _of_tensors(grad: Gradient) -> Gradient:
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    parts = grad.values, grad.indices, grad.dense_shape
-    if all(part is None or isinstance(part, tf.Tensor) for part in parts):
-        return grad
-    return tf.IndexedSlices(*(None if part is None else tf.convert_to_tensor(part) for part in parts))
+    return [
+        tf.IndexedSlices(tensor(grad.values), tensor(grad.indices), tensor(grad.dense_shape))
+        if isinstance(grad, tf.IndexedSlices)
+        else grad
+        for grad in grads
+    ]
 
 
 def _is_array(value: object) -> bool:
     # A variable of Keras 3 is not a TensorFlow tensor, so `tf.is_tensor` does not find it; yet it can be iterated.
-    return tf.is_tensor(value) or isinstance(value, np.ndarray) or _is_variable(value)
-
-
-def _is_variable(value: object) -> bool:
-    # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
-    return hasattr(value, "assign")
+    return tf.is_tensor(value) or isinstance(value, np.ndarray) or hasattr(value, "assign")
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,6 @@
-"""The settings that users pass; every error message about one names it and shows its value.
+"""Checks the settings that users pass, and returns each in the type that it is used in.
 
-A function that takes `name` and `value` returns the value that the user passed, in the type that it is used in. If the
-value is not of this type, it raises a `TypeError`; if it is out of range, a `ValueError`. The message has the name.
+A value of another type is a `TypeError`, one out of range a `ValueError`; the message has the name and the value.
 """
 
 import inspect
@@ -114,20 +113,17 @@ def refuse_class(name: str, value: object) -> None:
         raise TypeError(f"{name} is the class {value.__name__}: pass an object of it, {value.__name__}(...).")
 
 
-#: The arguments of torch.amp that name where to compute, or how torch does it; no function of tfmp has them.
-_OF_TORCH = ("device", "device_type", "cache_enabled")
-#: The names of devices that torch has.
+_ARGUMENTS_OF_TORCH = ("device", "device_type", "cache_enabled")
 _DEVICES_OF_TORCH = re.compile(r"(cpu|cuda|hpu|mps|mtia|npu|xla|xpu)(:\d+)?")
 
 
 def refuse_arguments_of_torch(call: str, first: object, keywords: Mapping[str, object]) -> None:
     """Refuse the arguments that a function of torch.amp has and that of the same name in tfmp has not.
 
-    `call` is the call without them, for the error message, `first` the first argument without a name, and `keywords`
-    are the others.
+    `call` is the call without them, `first` the first argument without a name, and `keywords` are the others.
     """
     name = call.partition("(")[0]
-    for argument in _OF_TORCH:
+    for argument in _ARGUMENTS_OF_TORCH:
         if argument in keywords:
             raise TypeError(
                 f"{name} takes no {argument}, got {keywords[argument]!r}, which is an argument of torch: leave it out, "

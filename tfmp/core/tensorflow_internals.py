@@ -1,9 +1,7 @@
-"""The private names of TensorFlow that tfmp uses, each behind a function that says what it is for.
+"""The private names of TensorFlow that tfmp uses, each behind a function that says why nothing public would do.
 
-They are private in TensorFlow 2.15 to 2.21, and were read in the source of 2.15.1, 2.16.2 and 2.21.0. Two kinds of
-private names are elsewhere: the functions that `tfmp.autocast` replaces, in `mixed_precision/autocast/hooks.py`, and
-private methods that a class of tfmp overrides, in that class. `tests/test_private_names.py` lists these, and fails if
-another module uses a private name.
+They were read in the source of TensorFlow 2.15.1, 2.16.2 and 2.21.0. `tests/test_private_names.py` lists the others:
+those that `tfmp.autocast` replaces, and methods that a class of tfmp overrides.
 """
 
 import contextlib
@@ -19,25 +17,17 @@ from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-#: How the attributes begin in which TensorFlow (2.15 to 2.21) notes the children of an object for checkpoints. There is
-#: no public way to tell them from an object's own.
+#: How the attributes begin in which TensorFlow (2.15 to 2.21) notes the children of an object for checkpoints.
 TRACKING_PREFIX = "_self_"
 
-#: A part of the names of the files into which AutoGraph (2.15 to 2.21) writes what it converted. The public
-#: `tf.autograph` does not say from which line of a script such code comes.
+#: A part of the names of the files into which AutoGraph (2.15 to 2.21) writes what it converted.
 GENERATED_FILE = "__autograph_generated_file"
 
 
 def converted_as_here(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Return the function such that AutoGraph converts it if AutoGraph converts the code that runs here.
-
-    A function that is called again later, when nothing is converted any more, is then converted there too.
+    """Return the function such that AutoGraph converts it, also later, if it converts the code that runs here.
 
     `tf.__internal__.autograph` of TensorFlow 2.15 to 2.21. The public `tf.autograph.to_graph` converts always.
-
-    Examples:
-        >>> converted_as_here(len)([1, 2])
-        2
     """
     autograph = tf.__internal__.autograph
     converted: Callable[Parameters, Returned] = autograph.tf_convert(function, autograph.control_status_ctx())
@@ -64,10 +54,6 @@ def within_loop_of_tf1() -> bool:
     """Return whether ops are being added to a loop that `tf.while_loop` builds by the control flow of TF1.
 
     `GetContainingWhileContext` of TensorFlow 2.15 to 2.21. Nothing public tells what a context belongs to.
-
-    Examples:
-        >>> within_loop_of_tf1()
-        False
     """
     context_of_ops = control_flow_context(tf.compat.v1.get_default_graph())
     return control_flow_util.GetContainingWhileContext(context_of_ops) is not None
@@ -83,10 +69,7 @@ def control_dependencies(graph: tf.Graph) -> Sequence[tf.Operation]:
 
 
 def ops_are_watched() -> bool:
-    """Return whether a debugging tool adds an op of its own after each op that this thread builds.
-
-    `tf.debugging.enable_check_numerics` and `tf.debugging.experimental.enable_dump_debug_info` do so. XLA cannot
-    compile the ops that they add, so nothing should be compiled while they are enabled.
+    """Return whether `tf.debugging` adds an op after each op that this thread builds; XLA cannot compile such ops.
 
     `op_callbacks` of TensorFlow 2.15 to 2.21. In public, the tools can be turned on and off, but not asked.
     """
@@ -94,39 +77,23 @@ def ops_are_watched() -> bool:
 
 
 def gradients_may_be_recorded() -> bool:
-    """Return whether a `tf.GradientTape` or a forward accumulator records the ops of this thread.
+    """Return whether a tape or a forward accumulator records the ops of this thread.
 
     `record.could_possibly_record` of TensorFlow 2.15 to 2.21. In public, only who holds a tape knows of it.
-
-    Examples:
-        >>> gradients_may_be_recorded()
-        False
-        >>> with tf.GradientTape():
-        ...     gradients_may_be_recorded()
-        True
     """
     return bool(record.could_possibly_record())
 
 
 def number_of_tensor(tensor: Any) -> int | None:  # noqa: ANN401 - of any type
-    """Return the number of a tensor; None for anything else. TensorFlow numbers tensors in the order they are made in.
-
-    The numbers are of the whole process: of eager tensors and those of all graphs.
+    """Return the number of a tensor, in the order in which a process makes all its tensors; None for anything else.
 
     `Tensor._id` of TensorFlow 2.15 to 2.21. In public, tensors can be told apart, but have no order.
-
-    Examples:
-        >>> number_of_tensor(tf.constant(1.0)) < number_of_tensor(tf.constant(1.0)), number_of_tensor(1.0)
-        (True, None)
     """
     return int(tensor._id) if isinstance(tensor, tf.Tensor) else None
 
 
 def is_branch(graph: tf.Graph) -> bool:
-    """Return whether a graph is a branch of a conditional.
-
-    `CondBranchFuncGraph` of TensorFlow 2.15 to 2.21. Nothing public tells a branch from another function.
-    """
+    """Return whether a graph is a branch of a conditional: `CondBranchFuncGraph` of TensorFlow 2.15 to 2.21."""
     return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
@@ -152,14 +119,6 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Keep every `tf.GradientTape` of this thread from recording ops; what notes variables still notes them.
 
     `record.stop_recording` of TensorFlow 2.15 to 2.21. The public `tf.GradientTape.stop_recording` is for one tape.
-
-    Examples:
-        >>> x = tf.Variable(1.0)
-        >>> with tf.GradientTape() as tape:
-        ...     with unrecorded():
-        ...         y = x + 1
-        >>> tape.gradient(y, x) is None
-        True
     """
     stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
     return stopped
@@ -169,13 +128,6 @@ def is_watched(tensor: tf.Tensor) -> bool:
     """Return whether a `tf.GradientTape` of this thread would compute a gradient with respect to a tensor.
 
     `record.should_record_backprop` of TensorFlow 2.15 to 2.21. In public, a tape tells its variables only.
-
-    Examples:
-        >>> x = tf.constant(1.0)
-        >>> with tf.GradientTape() as tape:
-        ...     tape.watch(x)
-        ...     is_watched(x + 1), is_watched(tf.constant(2.0))
-        (True, False)
     """
     return bool(record.should_record_backprop([tensor]))
 
@@ -184,18 +136,7 @@ def is_watched(tensor: tf.Tensor) -> bool:
 def unoptimized() -> Iterator[None]:
     """Run the functions that this thread calls as they were traced, without TensorFlow's optimization of their graphs.
 
-    `context.function_call_options` of TensorFlow 2.15 to 2.21. What the public
-    `tf.config.optimizer.set_experimental_options` sets, other threads get too.
-
-    Examples:
-        >>> def scaled(x):
-        ...     return x * 0.1 * 3.0 * 0.7  # which an optimized graph computes as x * 0.21
-        >>> x = tf.range(100.0)
-        >>> bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
-        False
-        >>> with unoptimized():
-        ...     bool(tf.reduce_all(tf.function(scaled)(x) == scaled(x)))
-        True
+    `context.function_call_options` of TensorFlow 2.15 to 2.21. What `tf.config.optimizer` sets, other threads get too.
     """
     of_thread = context.context()
     options = of_thread.function_call_options
@@ -211,8 +152,7 @@ def unoptimized() -> Iterator[None]:
 def global_random_generator() -> random.Random | None:
     """Return what draws the seeds of eager ops after `tf.random.set_seed`; None if that was not called in eager code.
 
-    `context._rng` of TensorFlow 2.15 to 2.21. In public, the seed can be set, which starts from its beginning, but what
-    it began cannot be saved.
+    `context._rng` of TensorFlow 2.15 to 2.21. In public, a sequence of seeds can be begun, but not saved.
     """
     return getattr(context.context(), "_rng", None)
 
@@ -220,15 +160,7 @@ def global_random_generator() -> random.Random | None:
 def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that the graph of a function used until now, also those that are not trainable.
 
-    `FuncGraph._watched_variables` of TensorFlow 2.15 to 2.21. The public `FuncGraph.variables` is empty until the
-    function is traced to its end.
-
-    Examples:
-        >>> v = tf.Variable(1.0, trainable=False, name="v")
-        >>> f = tf.function(lambda: (v + 1, print(variables_used_by(tf.compat.v1.get_default_graph())[0].name))[0])
-        >>> float(f())
-        v:0
-        2.0
+    `FuncGraph._watched_variables` of TensorFlow 2.15 to 2.21. The public `variables` is empty until the trace ends.
     """
     return list(graph._watched_variables)
 
@@ -236,8 +168,7 @@ def variables_used_by(graph: tf.Graph) -> list[tf.Variable]:
 def new_function_graph(name: str) -> Any:  # noqa: ANN401 - TensorFlow has no types
     """Return an empty graph that captures what code in it uses from outside, and does not own the variables it makes.
 
-    `tf.__internal__.FuncGraph` of TensorFlow 2.15 to 2.21. A public `tf.Graph` captures nothing, and a `tf.function`
-    owns the variables that are made while it is traced.
+    `tf.__internal__.FuncGraph` of TensorFlow 2.15 to 2.21. A public `tf.Graph` captures nothing, a `tf.function` owns.
     """
     return tf.__internal__.FuncGraph(name)
 
@@ -250,19 +181,6 @@ def op_definition(op_type: str) -> Any:  # noqa: ANN401 - a protocol buffer
     return op_def_registry.get(op_type)
 
 
-def is_stateful(op_type: str) -> bool:
-    """Return whether TensorFlow declares that ops of a type keep state, read it, or have effects beside their results.
-
-    See `op_definition`.
-
-    Examples:
-        >>> is_stateful("RandomUniform"), is_stateful("StatelessRandomUniformV2")
-        (True, False)
-    """
-    definition = op_definition(op_type)
-    return definition is not None and bool(definition.is_stateful)
-
-
 def slice_information(variable: tf.Variable) -> Any:  # noqa: ANN401 - TensorFlow has no types
     """Return as which part of a larger variable a `Saver` saves a variable, a `tf.Variable.SaveSliceInfo`, or None.
 
@@ -272,34 +190,26 @@ def slice_information(variable: tf.Variable) -> Any:  # noqa: ANN401 - TensorFlo
 
 
 def set_slice_information(variable: tf.Variable, information: tf.Variable.SaveSliceInfo) -> None:
-    """Let every `Saver` save a variable as part of a larger one.
+    """Let every `Saver` save a variable as part of a larger one, under the key of that.
 
-    `Variable._set_save_slice_info` of TensorFlow 2.15 to 2.21. In public, a variable that exists has no key of its own
-    in checkpoints but for one `Saver`, to which a dictionary is passed.
+    `Variable._set_save_slice_info` of TensorFlow 2.15 to 2.21. In public, a key is given to one `Saver` alone.
     """
     variable._set_save_slice_info(information)
 
 
 def key_of_distributed(variable: tf.distribute.DistributedValues) -> str:
-    """Return the key under which a `Saver` saves a variable of a strategy.
-
-    `DistributedVariable._common_name` of TensorFlow 2.15 to 2.21. Nothing public tells the key.
-    """
+    """Return a `Saver`'s key of a variable of a strategy: `_common_name` of TensorFlow 2.15 to 2.21."""
     return str(variable._common_name)
 
 
 def set_key_of_distributed(variable: tf.distribute.DistributedValues, key: str) -> None:
-    """Let every `Saver` save a variable of a strategy under a key.
-
-    `DistributedVariable._common_name` of TensorFlow 2.15 to 2.21, for the reason of `set_slice_information`.
-    """
+    """Set what `key_of_distributed` returns; see `set_slice_information`."""
     variable._common_name = key
 
 
 def make_slots(optimizer: tf.compat.v1.train.Optimizer, variables: Sequence[tf.Variable]) -> None:
-    """Let an optimizer of TF1 make its variables, such as momenta; the base class makes none.
+    """Let an optimizer of TF1 make its variables, such as momenta.
 
-    `Optimizer._create_slots` of TensorFlow 2.15 to 2.21, which optimizers override. In public, only `apply_gradients`
-    makes them.
+    `Optimizer._create_slots` of TensorFlow 2.15 to 2.21. In public, only `apply_gradients` makes them.
     """
     optimizer._create_slots(variables)

@@ -1,4 +1,4 @@
-"""How code is traced: without AutoGraph, in a thread without a graph, and for which device."""
+"""How code is traced: without AutoGraph, in a thread without a graph, and what depends on a boolean tensor."""
 
 import concurrent.futures
 import contextlib
@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import within_xla
+from tfmp.types import ChangeVariables, Done, Gradient, Held
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -51,8 +52,62 @@ def in_thread_without_graph(make: Callable[[], Returned]) -> Returned:
         return thread.submit(in_scope).result()
 
 
+def conditional_update(
+    flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables | None = None
+) -> Done:
+    """Call one of two functions that change variables with what one replica holds, depending on a boolean tensor."""
+    if within_xla_for_cpu():
+        false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), held, if_false)]
+        return tf.group(_call_once_or_never(flag, held, if_true), *false_called)
+
+    def done(function: Callable[[], object], value: bool) -> tf.Tensor:
+        with tf.control_dependencies([function()]):
+            return tf.constant(value)
+
+    def otherwise() -> Done:
+        return tf.no_op() if if_false is None else if_false(held)
+
+    return tf.group(tf.cond(flag, lambda: done(lambda: if_true(held), True), lambda: done(otherwise, False)))
+
+
+def _call_once_or_never(flag: tf.Tensor, held: Held, function: ChangeVariables) -> Done:
+    """Call a function in a loop that runs once or not at all: within XLA for CPUs, a conditional copies variables."""
+
+    def run(times: tf.Tensor) -> tf.Tensor:
+        # `times` is always 1 here, but XLA does not know this, because the loop changes it. Without this factor XLA
+        # would move arithmetic on the gradients out of the loop, and store its results in memory.
+        factor = tf.cast(times, tf.float32)
+
+        def multiplied(part: Gradient) -> Gradient:
+            if isinstance(part, tf.IndexedSlices):
+                return tf.IndexedSlices(multiplied(part.values), part.indices, part.dense_shape)
+            return None if part is None else part * tf.cast(factor, part.dtype)
+
+        with tf.control_dependencies([function(tf.nest.map_structure(multiplied, held))]):
+            return times - 1
+
+    return tf.group(tf.while_loop(lambda times: times > 0, run, [tf.cast(flag, tf.int32)]))
+
+
+def computed_if(needed: tf.Tensor, compute: Callable[[], tf.Tensor], otherwise: tf.Tensor) -> tf.Tensor:
+    """Return `compute()` if `needed` is True. Otherwise return `otherwise`, without computing anything."""
+    if within_xla_for_cpu():
+        computed, _ = tf.while_loop(
+            lambda _, again: again, lambda *_: (compute(), tf.constant(False)), [otherwise, needed]
+        )
+        return computed
+    # Not with the default name, `cond`: TensorFlow numbers the scopes of that name, and these numbers are part of
+    # checkpoint keys in scripts that used tf.contrib.
+    return tf.cond(needed, compute, lambda: otherwise, name="look_again")
+
+
 def within_xla_for_cpu() -> bool:
-    """Return whether the running code is traced for XLA, and XLA will compile it for a CPU."""
+    """Return whether the running code is traced for XLA, and XLA will compile it for a CPU.
+
+    Then a loop of at most one iteration stands for a conditional: for CPUs, XLA copies what a conditional captures, and
+    the variables that it changes. For GPUs it is the other way round: nothing is copied, and the host would have to
+    wait for the condition of a loop.
+    """
     return within_xla() and not has_accelerator()
 
 

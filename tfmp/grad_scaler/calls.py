@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution, current_replica, on_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
+from tfmp.core.tracing import conditional_update
 from tfmp.grad_scaler.findings import Findings
 from tfmp.types import Done, Gradient, Gradients
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core import script_lines
+from tfmp.core import messages
 from tfmp.core.adapter import OptimizerAdapter, finished
 from tfmp.core.distribute import Distribution
 from tfmp.core.tensorflow_internals import make_slots
@@ -53,7 +53,7 @@ def keep_workers_in_step(step: tf.Operation, grads: Gradients, global_step: tf.V
     whose step is lower than its own. The step of an accumulator goes up whenever its mean is taken. The workers get
     `global_step`, which a skipped step leaves as it is: from then on, all their gradients would be ignored.
     """
-    means = [op for op in script_lines.ops_of(grads) if op.type in _STEP_OF_ACCUMULATOR]
+    means = [op for op in messages.ops_of(grads) if op.type in _STEP_OF_ACCUMULATOR]
     if not means or global_step is None:
         return step
     with tf.control_dependencies([step]):

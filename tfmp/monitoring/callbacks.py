@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers.step_counters import LossScaleStatus
-from tfmp.core.script_lines import line_of_call
+from tfmp.core.messages import script_line
 from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
@@ -176,7 +176,7 @@ class LossScaleCallback(keras.callbacks.Callback):
                 self._ranges.begin(self.model, opt)
         elif not self._warned_about_optimizer:
             self._warned_about_optimizer = True
-            _logger.warning("%s", _advice(self.model, self.model.optimizer, line_of_call()))
+            _logger.warning("%s", _advice(self.model, self.model.optimizer, script_line()))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Request the ranges of the coming step's gradients, if it is a step to record."""

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.log import visible_logger
 from tfmp.core.managers import LossScaleManager
+from tfmp.core.messages import visible_logger
 from tfmp.core.monitors.graph_records import managers_of_graph
 from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.fetches import Fetched, GraphFetches

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tfmp.core.log import visible_logger
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
+from tfmp.core.messages import visible_logger
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.overflow_counts import OverflowReport
 from tfmp.core.spikes.watch import SpikeReport

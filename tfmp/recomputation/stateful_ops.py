@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tensorflow_internals import is_stateful
+from tfmp.core.tensorflow_internals import op_definition
 
 #: Ops that TensorFlow calls stateful, and that do the same both times: they read, or write only for people.
 _HARMLESS = frozenset({
@@ -77,7 +77,8 @@ def _functions_named_in(attributes: Mapping[str, Any]) -> Iterator[str]:  # a ma
 def _is_harmless(op_type: str) -> bool:
     if op_type in _RANDOM:
         return False
-    return not is_stateful(op_type) or op_type in _HARMLESS or op_type.startswith(_HARMLESS_PREFIXES)
+    is_stateful = getattr(op_definition(op_type), "is_stateful", False)
+    return not is_stateful or op_type in _HARMLESS or op_type.startswith(_HARMLESS_PREFIXES)
 
 
 def _writes_reference(op: tf.Operation) -> bool:

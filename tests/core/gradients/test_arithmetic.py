@@ -1,18 +1,16 @@
 """Scaling and unscaling, the forms of gradients, and which gradients a user has unscaled."""
 
-import gc
 import math
-from collections.abc import Callable
-from typing import Any
+import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradient_forms import MODES, gradient, in_every_form, in_every_mode, of_every_type
+from gradient_forms import gradient, in_every_form, of_every_type
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmp.core.gradients import arithmetic, finiteness
+from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 
 
@@ -64,26 +62,8 @@ def test_rows_are_padded_to_a_power_of_two(count: int, padded_count: int) -> Non
         assert arithmetic.pad_rows(grad) is grad
 
 
-@in_every_mode
-@pytest.mark.parametrize("exponent", [0, -64, -65, -127, -149])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_any_gradient_is_shrunk_exactly_by_a_power_of_two(dtype: tf.DType, exponent: int, mode: str) -> None:
-    grad = tf.constant([2.0**127, -(2.0**100), 1.1 * 2.0**127, 1.7 * 2.0**101], dtype)
-    shrunk = MODES[mode](arithmetic.shrink)(grad, tf.constant(2.0**exponent, tf.float64))
-    assert shrunk.dtype == dtype
-    assert shrunk.numpy().tolist() == [value * 2.0**exponent for value in grad.numpy().tolist()]
-
-
-@pytest.mark.parametrize("exponent", [0, -1, -64])
-def test_gradient_does_not_become_0_by_a_factor_that_is_not_small_and_is_not_copied_by_1(exponent: int) -> None:
-    grad, factor = tf.constant(2.0 ** (-126 - exponent)), tf.constant(2.0**exponent, tf.float64)
-    assert float(arithmetic.shrink(grad, factor)) == 2.0**-126
-    assert (arithmetic.shrink(grad, factor) is grad) is (exponent == 0)
-    assert tf.function(arithmetic.shrink)(grad, factor) is not grad
-
-
 def test_cast_to_a_narrower_type_can_overflow_and_densify_sums_rows_with_the_same_index() -> None:
-    assert not bool(finiteness.all_finite([arithmetic.cast(tf.constant([1e6]), tf.float16)]))
+    assert arithmetic.cast(tf.constant([1e6]), tf.float16).numpy().tolist() == [math.inf]
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 2]), tf.constant([3, 1]))
     assert arithmetic.densify(slices).numpy().tolist() == [[0.0], [0.0], [3.0]]
     # None stays None in all functions.
@@ -101,19 +81,6 @@ def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
     assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
     assert (arithmetic.forms([]).dtype, arithmetic.forms([]).shape) == (tf.bool, [0, 2])
     assert list(map(arithmetic.is_sparse, grads)) == [False, False, True]
-
-
-def test_functions_are_applied_to_the_parts_of_each_form() -> None:
-    slices = _slices()
-    for mapped, indices in [
-        (arithmetic.map_parts(tf.negative, tf.square, lambda indices: indices + 1, slices), [3, 1]),
-        (arithmetic.map_values(tf.square, slices), [2, 0]),
-    ]:
-        assert (mapped.values.numpy().tolist(), mapped.indices.numpy().tolist()) == ([[4], [9]], indices)
-        assert mapped.dense_shape.numpy().tolist() == [4, 1]
-    assert float(arithmetic.map_parts(tf.negative, tf.square, tf.identity, tf.constant(3.0))) == -3
-    assert arithmetic.map_parts(tf.negative, tf.square, tf.identity, None) is None
-    assert float(arithmetic.map_values(tf.square, np.float32(3))) == 9
 
 
 def test_gradients_are_told_apart_by_the_tensors_of_their_values() -> None:
@@ -150,38 +117,21 @@ def _rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
 def test_tensors_are_known_by_identity_and_sparse_gradients_by_their_values() -> None:
     dense, sparse, result = tf.constant(8.0), _sparse(8.0), _sparse(1.0)
     unscaled = UnscaledGradients()
+    assert not unscaled.precede(dense)
     unscaled.add([dense, None, sparse], [dense / 8, None, result])
-    given = [dense, sparse, _rows(sparse), sparse.values]
-    others = [None, tf.constant(8.0), _sparse(8.0), result, 8.0]
-    assert [unscaled.got(grad) for grad in [*given, *others]] == [True] * 4 + [False] * 5
-    assert [unscaled.returned(grad) for grad in [result, _rows(result), sparse, None]] == [True, True, False, False]
-    assert unscaled.count == 2
-
-
-def test_what_was_made_before_the_first_result_precedes_all() -> None:
-    first, second, unscaled = tf.constant(8.0), tf.constant(16.0), UnscaledGradients()
-    assert not unscaled.precede(first)
-    results = [first / 8]
-    unscaled.add([first], results)
     between = tf.constant(24.0)
-    unscaled.add([second], [second / 8])
-    assert unscaled.count == 2
-    known = [first, second, *results, between, tf.minimum(results[0], 0.5), None, 8.0, tf.Variable(1.0)]
-    assert [unscaled.precede(grad) for grad in known] == [True, True] + [False] * 6
-
-
-def test_tensors_of_a_function_have_their_order_too() -> None:
-    found = []
-
-    @tf.function
-    def trace(scaled: tf.Tensor) -> None:
-        unscaled, rest = UnscaledGradients(), scaled * 2
-        result = scaled / 8
-        unscaled.add([scaled], [result])
-        found.extend((unscaled.got(scaled), *map(unscaled.precede, (scaled, rest, result, result * 2))))
-
-    trace(tf.constant(8.0))
-    assert found == [True, True, True, False, False]
+    unscaled.add([between], [between / 8])
+    assert unscaled.count == 3
+    given = [dense, sparse, _rows(sparse), sparse.values, between]
+    others = [None, tf.constant(8.0), _sparse(8.0), result, 8.0]
+    assert [unscaled.got(grad) for grad in [*given, *others]] == [True] * 5 + [False] * 5
+    assert [unscaled.returned(grad) for grad in [result, _rows(result), sparse, None]] == [True, True, False, False]
+    # What was made before the first result precedes all.
+    later = [between, tf.minimum(result.values, 0.5), None, 8.0, tf.Variable(1.0)]
+    assert [unscaled.precede(grad) for grad in [dense, sparse, *later]] == [True, True] + [False] * 5
+    gone = weakref.ref(between)
+    del between, given, later
+    assert gone() is None
 
 
 def test_graph_tells_what_is_computed_from_scaled_gradients_and_not_from_results() -> None:
@@ -207,24 +157,6 @@ def test_graph_tells_what_is_computed_from_scaled_gradients_and_not_from_results
     unscaled = UnscaledGradients()
     unscaled.add([tf.constant(8.0)], [tf.constant(1.0)])
     assert not is_computed_from_scaled(tf.constant(1.0), [unscaled])
-
-
-@pytest.mark.parametrize("make", [tf.Variable, np.array], ids=["variable", "array"])
-def test_gradient_whose_values_can_be_replaced_is_refused(make: Callable[[list[float]], Any]) -> None:
-    unscaled, kept = UnscaledGradients(), make([8.0])
-    unscaled.add([kept], [tf.constant([1.0])])
-    assert not unscaled.got(make([8.0]))
-    with pytest.raises(RuntimeError, match=r"^a gradient is a \w+ that .* or copy its values first: tf.identity"):
-        unscaled.got(kept)
-
-
-def test_no_tensor_is_kept_alive() -> None:
-    unscaled, given = UnscaledGradients(), [tf.constant(8.0)]
-    unscaled.add(given, [tf.constant(1.0)])
-    assert (len(unscaled._given), len(unscaled._returned)) == (1, 0)
-    given.clear()
-    gc.collect()
-    assert len(unscaled._given) == 0
 
 
 def test_zeros_are_known_by_their_values_or_in_a_graph_by_their_op() -> None:

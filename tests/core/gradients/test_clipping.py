@@ -1,5 +1,6 @@
 """Clipping leaves infinities and NaN where they are, and the gradients before it are known to who asks for them."""
 
+import functools
 import gc
 import math
 import weakref
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import tfmp
 from tfmp.core.gradients.arithmetic import values_of
-from tfmp.core.gradients.unclipped import keep_unclipped, unclipped
+from tfmp.core.gradients.clipping import keep_unclipped, unclipped
 from tfmp.types import Gradient, Gradients
 
 
@@ -85,6 +86,25 @@ def test_norm_is_right_although_squares_overflow(mode: str) -> None:
     # The second gradient would become 2**-111, which is 0 in float16.
     assert _numbers(clipped) == [[2.0] * 4, [0.0] * 4]
     assert float(norm) == 2.0**128
+
+
+@in_every_mode
+@pytest.mark.parametrize("exponent", [0, -64, -65, -127, -149])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_any_gradient_is_clipped_exactly_by_a_power_of_two(dtype: tf.DType, exponent: int, mode: str) -> None:
+    # XLA reorders products of several values.
+    for value in (2.0**127, -(2.0**100), 1.5 * 2.0**127, 1.25 * 2.0**101):
+        clip = MODES[mode](functools.partial(tfmp.clip_by_norm, clip_norm=abs(value) * 2.0**exponent))
+        assert _numbers(clip([tf.constant([value], dtype)])) == [[value * 2.0**exponent]]
+
+
+@pytest.mark.parametrize("exponent", [0, -1, -64])
+def test_gradient_does_not_become_0_by_a_factor_that_is_not_small_and_is_not_copied_by_1(exponent: int) -> None:
+    grad, limit = tf.constant(2.0 ** (-126 - exponent)), 2.0**-126
+    other = tf.constant(2.0**-exponent)
+    clipped, _ = tfmp.clip_by_global_norm([grad, other], 1.0)
+    assert _numbers(clipped) == [limit, 1.0]
+    assert (clipped[0] is grad) is (exponent == 0)
 
 
 def test_edges_of_the_norm_are_those_of_tensorflow_or_better() -> None:
@@ -194,7 +214,7 @@ def test_gradient_before_clipping_is_known_only_if_it_is_kept(make: Callable[[],
         keep_unclipped(grad)
         assert unclipped(grad) is grad
         twice = tfmp.clip_by_value(tfmp.clip_by_norm([grad], 1.0), -0.5, 0.5)
-        assert unclipped(twice[0]) is grad
+        assert values_of([unclipped(twice[0])])[0] is values_of([grad])[0]
 
     if mode == "graph":
         with tf.Graph().as_default():

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tfmp.core.control_flow import conditional_update
+from tfmp.core.tracing import conditional_update
 from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
 
 Returned = TypeVar("Returned")

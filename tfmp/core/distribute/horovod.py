@@ -36,15 +36,13 @@ class Horovod(Distribution):
         def summed(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allreduce(part(values), op=self._horovod.Sum, name=name), values.dtype)
 
+        if not isinstance(grad, tf.IndexedSlices):
+            return arithmetic.map_values(summed, grad)
         # Sparse gradients are gathered: the result has the rows of all processes, and rows of one index are summed when
         # they are applied.
-        def rows(values: tf.Tensor) -> tf.Tensor:
-            return tf.cast(self._horovod.allgather(part(values), name=f"{name}_values"), values.dtype)
-
-        def indices(values: tf.Tensor) -> tf.Tensor:
-            return self._horovod.allgather(_not_constant(values), name=f"{name}_indices")
-
-        return arithmetic.map_parts(summed, rows, indices, grad)
+        rows = self._horovod.allgather(part(grad.values), name=f"{name}_values")
+        indices = self._horovod.allgather(_not_constant(grad.indices), name=f"{name}_indices")
+        return tf.IndexedSlices(tf.cast(rows, grad.values.dtype), indices, grad.dense_shape)
 
     def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> Done:
         """Raise an error in every process if one has a gradient that another lacks.

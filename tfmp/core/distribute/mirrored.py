@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute.base import Distribution, Returned
 from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
 from tfmp.core.gradients import arithmetic
+from tfmp.core.tracing import conditional_update
 from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
 
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy

@@ -1,8 +1,7 @@
 """Arithmetic on losses and gradients, where a gradient is None, a dense tensor or an `IndexedSlices`.
 
-The other modules use these functions, so that they need not distinguish the three forms themselves. Values in float16
-and bfloat16 are converted to float32 before they are scaled or unscaled, and results stay in float32, because a loss
-scale of 2**16 is already infinite in float16. Values in float64 stay in float64.
+Values in half precision become float32 before they are scaled or unscaled, and stay so: a loss scale of 2**16 is
+infinite in float16. Values in float64 stay in float64.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import tensorflow as tf
 
 from tfmp.core import lists
 from tfmp.core.dtypes import HALF_TYPES
-from tfmp.core.gradients.unclipped import note_clipped
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
@@ -40,42 +38,6 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
     return [map_values(unscale_values, grad) for grad in grads]
 
 
-def shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
-    """Multiply one gradient by a float64 scalar of at most 1, keeping its form and dtype.
-
-    Its values may be as large as its dtype allows, and the factor may be denormal in it.
-    """
-    # Eager code knows the factor, and would read and write all values in each of the ops below, though one mostly
-    # suffices.
-    known = float(factor) if tf.executing_eagerly() else None
-    if known == 1:
-        return grad
-    is_in_one_part = known is not None and known >= _SMALLEST_IN_ONE_PART
-    multiplied = _multiplied if is_in_one_part else _multiplied_in_two_parts
-    shrunk = map_values(lambda values: multiplied(values, factor), grad)
-    note_clipped(shrunk, grad)
-    return shrunk
-
-
-#: A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. So a factor that is smaller than this
-#: one is applied in two parts.
-_SMALLEST_IN_ONE_PART = 2.0**-64
-
-
-def _multiplied(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    wide = widen(values)
-    return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
-
-
-def _multiplied_in_two_parts(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    wide, divisor = widen(values), tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
-    # The first part is a division: TensorFlow's graph optimizer would combine two multiplications into one by their
-    # product, the denormal factor, but it does not combine a division with a multiplication. XLA does neither, and
-    # divides more slowly than it multiplies.
-    first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
-    return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
-
-
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:
     """Cast one gradient, keeping its form."""
     return map_values(lambda values: tf.cast(values, dtype), grad)
@@ -94,11 +56,8 @@ def pad_rows(grad: Gradient) -> Gradient:
     zeros = tf.zeros(tf.concat([[missing], tf.shape(grad.values)[1:]], axis=0), grad.values.dtype)
     # With another index, a row of the variable without a gradient would get one of 0, and momentum would move it.
     index = tf.concat([grad.indices, tf.zeros([1], grad.indices.dtype)], axis=0)[0]
-    return tf.IndexedSlices(
-        tf.concat([grad.values, zeros], axis=0),
-        tf.concat([grad.indices, tf.fill([missing], index)], axis=0),
-        grad.dense_shape,
-    )
+    indices = tf.concat([grad.indices, tf.fill([missing], index)], axis=0)
+    return tf.IndexedSlices(tf.concat([grad.values, zeros], axis=0), indices, grad.dense_shape)
 
 
 def densify(grad: Gradient) -> tf.Tensor | None:
@@ -130,18 +89,6 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
     return function(tf.convert_to_tensor(grad))
-
-
-def map_parts(
-    of_dense: Callable[[tf.Tensor], tf.Tensor],
-    of_rows: Callable[[tf.Tensor], tf.Tensor],
-    of_indices: Callable[[tf.Tensor], tf.Tensor],
-    grad: Gradient,
-) -> Gradient:
-    """Apply a function to each tensor of a gradient: a dense one, or the rows and the indices of an `IndexedSlices`."""
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(of_rows(grad.values), of_indices(grad.indices), grad.dense_shape)
-    return map_values(of_dense, grad)
 
 
 def is_sparse(grad: Gradient) -> bool:

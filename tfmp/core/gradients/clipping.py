@@ -1,17 +1,32 @@
-"""Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped."""
+"""Clips gradients without hiding infinities and NaN, so that a step that overflowed is still skipped.
 
+It remembers from which gradients others were clipped, for those who want to know the norm of a step before clipping.
+"""
+
+import weakref
 from collections.abc import Iterable
 from typing import Any, TypeAlias, overload
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.norms import global_norm, norm_of_each
-from tfmp.core.gradients.unclipped import note_clipped
+from tfmp.core.gradients.arithmetic import map_values, widen
+from tfmp.core.gradients.measures import global_norm, norm_of_each
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient
 
 _Number: TypeAlias = float | tf.Tensor
+#: By the identity of the tensor with a gradient's values: a weak reference to this tensor, and the gradient from which
+#: it was clipped; None if it was not clipped.
+_Known: TypeAlias = dict[int, tuple["weakref.ref[tf.Tensor]", Gradient]]
+
+# State of the module, because the functions that clip get gradients alone, and know no step that could keep this. An
+# entry goes with its tensor.
+_IN_EAGER_CODE: _Known = {}
+_IN_GRAPH = ("tfmp", "unclipped")
+#: A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. So a factor that is smaller than this
+#: one is applied in two parts.
+_SMALLEST_IN_ONE_PART = 2.0**-64
 
 
 @overload
@@ -21,9 +36,8 @@ def clip_by_value(grads: tf.Tensor | tf.IndexedSlices, clip_value_min: _Number, 
 def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) -> Any:
     """Clip the finite values of gradients to a range, and leave infinities and NaN as they are.
 
-    Use this instead of `tf.clip_by_value` with loss scaling. `tf.clip_by_value` replaces an infinity by a bound of the
-    range, so that a step that overflowed looks finite and is applied. Here the infinity remains, and the step is
-    skipped. Call it on unscaled gradients, before they are applied.
+    `tf.clip_by_value` replaces an infinity by a bound of the range, so that a step that overflowed looks finite and is
+    applied. Here the infinity remains, and the step is skipped.
 
     Args:
         grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_value`. An entry
@@ -54,10 +68,7 @@ def clip_by_value(grads: Any, clip_value_min: _Number, clip_value_max: _Number) 
         raise ValueError(
             f"clip_value_min must not be greater than clip_value_max, got {clip_value_min!r} and {clip_value_max!r}."
         )
-    clipped = [arithmetic.map_values(lambda values: _clip_values(values, lowest, highest), grad) for grad in grads]
-    for new, grad in zip(clipped, grads, strict=True):
-        note_clipped(new, grad)
-    return clipped
+    return [_noted(map_values(lambda values: _clip_values(values, lowest, highest), grad), grad) for grad in grads]
 
 
 def _clip_values(values: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
@@ -77,19 +88,16 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         g * clip_norm / norm(g)    if norm(g) is finite and greater than clip_norm
         g                          otherwise
 
-    A gradient with an infinity or a NaN is therefore returned unchanged, and the step is skipped. `tf.clip_by_norm`
-    turns such a gradient into NaN and zeros. It also turns a finite gradient whose squares overflow into zeros; this
-    function clips it correctly. Call it on unscaled gradients, before they are applied.
+    So a gradient with an infinity or a NaN is returned unchanged, and the step is skipped. `tf.clip_by_norm` turns it
+    into NaN and zeros, and a finite gradient whose squares overflow into zeros; this function clips that correctly.
 
     Args:
-        grads: The unscaled gradients of one replica, a list; or a single gradient, as in `tf.clip_by_norm`. An entry
-            None stays None. The norm of an `IndexedSlices` is the norm of its rows, as in TensorFlow: rows with the
-            same index count separately.
+        grads: As in `clip_by_value`. The norm of an `IndexedSlices` is the norm of its rows, as in TensorFlow: rows
+            with the same index count separately.
         clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        A list of the clipped gradients, or the single clipped gradient. Each keeps its dtype and its form: dense,
-        `IndexedSlices` or None.
+        The clipped gradients, or the single clipped gradient, as `clip_by_value` returns them.
 
     Raises:
         TypeError: `grads` is neither a list of gradients nor a gradient, or `clip_norm` is not a number.
@@ -106,7 +114,7 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         return clip_by_norm([grads], clip_norm)[0]
     grads = _validated(grads)
     factors = tf.unstack(_factors(norm_of_each(grads), clip_norm), num=len(grads))
-    return [arithmetic.shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
+    return [_shrink(grad, factor) for grad, factor in zip(grads, factors, strict=True)]
 
 
 def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[list[Gradient], tf.Tensor]:
@@ -117,19 +125,17 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
         g * clip_norm / norm    for every gradient g, if norm is finite and greater than clip_norm
         g                       for every gradient g, otherwise
 
-    If any value is infinite or NaN, all gradients are therefore returned unchanged. The step is skipped, and the
-    overflow reports name only the variables that overflowed. `tf.clip_by_global_norm` makes every gradient NaN in that
-    case, so that all variables seem to have overflowed. Call this function on unscaled gradients, before they are
-    applied.
+    So if any value is infinite or NaN, all gradients are returned unchanged, the step is skipped, and the overflow
+    reports name only the variables that overflowed. `tf.clip_by_global_norm` makes every gradient NaN, so that all
+    variables seem to have overflowed.
 
     Args:
         grads: The unscaled gradients of one replica, a list. An entry None stays None and adds nothing to the norm.
         clip_norm: The maximum norm; a number or a scalar tensor.
 
     Returns:
-        A pair. First, a list of the clipped gradients; each keeps its dtype and its form. Second, the norm before
-        clipping, as a float64 scalar because it can exceed the range of float32. If a gradient overflowed, this norm
-        is infinite or NaN.
+        The list of the clipped gradients; each keeps its dtype and its form. And the norm before clipping, a float64
+        scalar, because it can exceed the range of float32; infinite or NaN if a gradient overflowed.
 
     Raises:
         TypeError: `grads` is not a list of gradients, or `clip_norm` is not a number.
@@ -146,7 +152,7 @@ def clip_by_global_norm(grads: Iterable[Gradient], clip_norm: _Number) -> tuple[
     grads = _validated(grads)
     norm = global_norm(grads)
     factor = _factors(norm, clip_norm)
-    return [arithmetic.shrink(grad, factor) for grad in grads], norm
+    return [_shrink(grad, factor) for grad in grads], norm
 
 
 def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
@@ -160,6 +166,31 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
     return tf.where(clips, highest / tf.where(clips, norms, 1), 1)
 
 
+def _shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
+    """Multiply one gradient by a float64 scalar of at most 1, keeping its form and dtype.
+
+    Its values may be as large as its dtype allows, and the factor may be denormal in it.
+    """
+    # Eager code knows the factor, and would read and write all values in each of the ops below, though one mostly
+    # suffices.
+    known = float(factor) if tf.executing_eagerly() else None
+    if known == 1:
+        return grad
+
+    def shrink(values: tf.Tensor) -> tf.Tensor:
+        wide = widen(values)
+        if known is not None and known >= _SMALLEST_IN_ONE_PART:
+            return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
+        divisor = tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
+        # The first part is a division: TensorFlow's graph optimizer would combine two multiplications into one by their
+        # product, the denormal factor, but it does not combine a division with a multiplication. XLA does neither, and
+        # divides more slowly than it multiplies.
+        first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
+        return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
+
+    return _noted(map_values(shrink, grad), grad)
+
+
 def _bound(name: str, value: _Number) -> tf.Tensor:
     return value if tf.is_tensor(value) else tf.constant(settings.number(name, value), tf.float64)
 
@@ -170,3 +201,40 @@ def _validated(given: Iterable[Gradient]) -> list[Gradient]:
         raise ValueError("grads is empty: pass the gradients, one for each variable.")
     lists.refuse_all_none(grads)
     return grads
+
+
+def keep_unclipped(grad: Gradient) -> None:
+    """Let what is clipped from a gradient be known as such; the gradient then lives as long as that."""
+    _remember(grad, None)
+
+
+def unclipped(grad: Gradient) -> Gradient:
+    """Return the gradient from which one was clipped, if that is known; otherwise the gradient itself."""
+    before = _known_with(grad).get(id(lists.values(grad)), (None, None))[1]
+    return grad if before is None else before
+
+
+def _noted(clipped: Gradient, grad: Gradient) -> Gradient:
+    """Return a gradient that was clipped from another one, and remember that, if the other one is known."""
+    if id(lists.values(grad)) in _known_with(grad):
+        _remember(clipped, unclipped(grad))
+    return clipped
+
+
+def _remember(grad: Gradient, before: Gradient) -> None:
+    values = lists.values(grad)
+    if values is not None:
+        known, number = _known_with(grad), id(values)
+        known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
+
+
+def _known_with(grad: Gradient) -> _Known:
+    """Return what is known of the tensors of a gradient's graph, or of those of eager code."""
+    values = lists.values(grad)
+    if not tf.is_symbolic_tensor(values):
+        return _IN_EAGER_CODE
+    # In the graph itself, which refers to its tensors, and is deleted together with them.
+    kept: list[_Known] = values.graph.get_collection_ref(_IN_GRAPH)
+    if not kept:
+        kept[:] = [{}]
+    return kept[0]

@@ -15,29 +15,16 @@ from tfmp.types import Gradient
 class UnscaledGradients:
     """The gradients that a method such as `GradScaler.unscale` got from the user, and those that it returned.
 
-    The user passes other gradients to the step than the method returned, if these were clipped. Two facts tell them
-    from gradients that are still scaled. A tensor does not change, so what the method got is scaled. And TensorFlow
-    numbers its tensors in the order in which they are made, so what was made before the first result is not computed
-    from the results.
-
-    The tensors are known by weak references: a tensor that is gone cannot be passed to a step.
-
-    Examples:
-        >>> scaled = [tf.constant(8.0), tf.constant(16.0)]
-        >>> unscaled = UnscaledGradients()
-        >>> returned = [scaled[0] / 8]
-        >>> unscaled.add(scaled[:1], returned)
-        >>> clipped = tf.minimum(returned[0], 0.5)
-        >>> [unscaled.got(grad) for grad in [*scaled, *returned, clipped]]
-        [True, False, False, False]
-        >>> [unscaled.precede(grad) for grad in [*scaled, *returned, clipped]]
-        [True, True, False, False]
+    If the user clips what was returned, a step gets other gradients. Two facts tell them from gradients that are still
+    scaled. A tensor does not change, so what the method got is scaled. And TensorFlow numbers its tensors in the order
+    in which they are made, so what was made before the first result is not computed from the results. The tensors are
+    known by weak references: a tensor that is gone cannot be passed to a step.
     """
 
     def __init__(self) -> None:
         #: The number of gradients that were unscaled, without None.
         self.count = 0
-        #: The number of the tensor that was returned first; None if there is none.
+        # The number of the tensor that was made first of what was returned; None if there is none.
         self._first: int | None = None
         self._given: WeakValueDictionary[int, object] = WeakValueDictionary()
         self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
@@ -46,11 +33,10 @@ class UnscaledGradients:
         """Remember the gradients that the user passed, and what was returned for them."""
         results = [lists.values(grad) for grad in returned if grad is not None]
         self.count += len(results)
-        first = number_of_first(results)
-        self._first = min((each for each in (first, self._first) if each is not None), default=None)
-        self._returned.update((id(values), values) for values in results if _has_identity(values))
-        known = [values for values in map(lists.values, given) if _has_identity(values)]
-        self._given.update((id(values), values) for values in known)
+        first = (number_of_first(results), self._first)
+        self._first = min((number for number in first if number is not None), default=None)
+        for known, tensors in ((self._returned, results), (self._given, map(lists.values, given))):
+            known.update((id(values), values) for values in tensors if _has_identity(values))
 
     def got(self, grad: Gradient) -> bool:
         """Return whether the user passed this very gradient to be unscaled.
@@ -89,15 +75,7 @@ def number_of_first(grads: Iterable[Gradient]) -> int | None:
 def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
     """Return whether a gradient was computed from what was passed to be unscaled, and not from what was returned.
 
-    Only the tensors of graphs know from what they were computed. For all others the answer is False.
-
-    Examples:
-        >>> with tf.Graph().as_default():
-        ...     scaled = tf.constant(8.0)
-        ...     unscaled, result = UnscaledGradients(), scaled / 8
-        ...     unscaled.add([scaled], [result])
-        ...     [is_computed_from_scaled(tf.minimum(each, 0.5), [unscaled]) for each in (scaled, result)]
-        [True, False]
+    Only the tensors of graphs know that. For all others the answer is False.
     """
     values = lists.values(grad)
     unscaled = [each for each in unscaled if each.count]
@@ -119,12 +97,7 @@ def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients
 
 
 def is_zero(grad: Gradient) -> bool:
-    """Return whether a gradient is known to be zero, in a graph by the op that makes it.
-
-    Examples:
-        >>> is_zero(tf.zeros([2])), is_zero(tf.constant([0.0, 1.0])), is_zero(None)
-        (True, False, False)
-    """
+    """Return whether a gradient is known to be zero, in a graph by the op that makes it."""
     values = lists.values(grad)
     if not isinstance(values, tf.Tensor):
         return False

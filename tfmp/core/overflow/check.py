@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, counting, finiteness, norms
+from tfmp.core.gradients import arithmetic, measures
 from tfmp.core.overflow.detectors import KINDS, NonFiniteDetector, OverflowDetector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tensorflow_internals import within_xla
@@ -56,14 +56,14 @@ class GradientCheck(NamedTuple):
             flags.append(self.loss_scale >= 1)
         if self._sums_later:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
-            flags.append(finiteness.all_finite(to_detect, self.num_summed))
+            flags.append(measures.all_finite(to_detect, self.num_summed))
         if self.overwritten:
-            flags.append(finiteness.all_finite(self._next_values(grads)))
+            flags.append(measures.all_finite(self._next_values(grads)))
         return functools.reduce(tf.logical_and, flags)
 
     def max_abs(self, grads: Gradients) -> tf.Tensor:
         """Return the largest magnitude of the unscaled gradients, a float32 scalar."""
-        largest = norms.max_abs(self._to_detect(grads))
+        largest = measures.max_abs(self._to_detect(grads))
         return largest / self.loss_scale if self.are_scaled else largest
 
     def counts(self, grads: Gradients) -> tf.Tensor:
@@ -75,10 +75,10 @@ class GradientCheck(NamedTuple):
         # A detector of another kind may also count finite values.
         if type(self.detector) is NonFiniteDetector and not within_xla():
             # In a gradient whose sum of squares is finite, no value overflowed.
-            to_detect = finiteness.suspects(to_detect)
+            to_detect = measures.suspects(to_detect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self._sums_later:
-            in_sum = counting.counts(to_detect, [lambda values: finiteness.overflows_in_sum(values, self.num_summed)])
+            in_sum = measures.counts(to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)])
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self.overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self.loss_scale)

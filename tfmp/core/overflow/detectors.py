@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.gradients import counting, finiteness, norms
+from tfmp.core.gradients import measures
 from tfmp.types import Gradients
 
 #: The kinds of values that `OverflowDetector.counts` counts, in the order of its columns.
@@ -69,7 +69,7 @@ class OverflowDetector(abc.ABC):
             [[0, 1, 0], [0, 0, 0], [1, 0, 0]]
         """
         del loss_scale
-        return tf.pad(counting.counts(grads, [tf.math.is_inf, tf.math.is_nan]), [[0, 0], [0, 1]])
+        return tf.pad(measures.counts(grads, [tf.math.is_inf, tf.math.is_nan]), [[0, 0], [0, 1]])
 
 
 class NonFiniteDetector(OverflowDetector):
@@ -88,7 +88,7 @@ class NonFiniteDetector(OverflowDetector):
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True if no gradient contains an infinity or a NaN."""
         del loss_scale
-        return finiteness.all_finite(grads)
+        return measures.all_finite(grads)
 
 
 class SaturationDetector(OverflowDetector):
@@ -132,8 +132,8 @@ class SaturationDetector(OverflowDetector):
 
     def all_finite(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Return a boolean scalar: True if every value is finite, and its scaled magnitude is below the limit."""
-        below_limit = norms.max_abs(grads) * loss_scale < self._limit
-        return tf.logical_and(finiteness.all_finite(grads), below_limit)
+        below_limit = measures.max_abs(grads) * loss_scale < self._limit
+        return tf.logical_and(measures.all_finite(grads), below_limit)
 
     def counts(self, grads: Gradients, loss_scale: tf.Tensor) -> tf.Tensor:
         """Count the values that are infinite, that are NaN, and that are finite but saturated in their scaled form."""
@@ -142,7 +142,7 @@ class SaturationDetector(OverflowDetector):
             at_limit = tf.abs(tf.cast(values, tf.float32)) * loss_scale >= self._limit
             return tf.logical_and(tf.math.is_finite(values), at_limit)
 
-        return counting.counts(grads, [tf.math.is_inf, tf.math.is_nan, saturated])
+        return measures.counts(grads, [tf.math.is_inf, tf.math.is_nan, saturated])
 
 
 def _limit_of(dtype: str | tf.DType) -> float:

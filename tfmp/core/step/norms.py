@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.norms import global_norm
+from tfmp.core.gradients.measures import global_norm
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
 from tfmp.core.overflow.found import Found

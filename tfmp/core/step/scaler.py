@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.control_flow import conditional_update
 from tfmp.core.distribute import Distribution, current_distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.unclipped import keep_unclipped
+from tfmp.core.gradients.clipping import keep_unclipped
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
 from tfmp.core.monitors import StepMonitor
 from tfmp.core.monitors.graph_records import overflow_counts_of_graph, record_loss, record_step
@@ -21,7 +20,7 @@ from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.norms import StepNorms, WantedNorm
 from tfmp.core.step.worker_average import WorkerAverage
 from tfmp.core.storage.in_checkpoint import ByVariables
-from tfmp.core.tracing import without_autograph
+from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import Done, Gradient, Gradients
 
 _logger = logging.getLogger("tfmp")

@@ -9,8 +9,8 @@ from tfmp.core.accumulation.accumulator import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
-from tfmp.core.gradients.norms import global_norm, large_norm_of_each
-from tfmp.core.gradients.unclipped import unclipped
+from tfmp.core.gradients.clipping import unclipped
+from tfmp.core.gradients.measures import global_norm, large_norm_of_each
 from tfmp.core.monitors.graph_records import RecordedGradients, record_gradients
 from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.found import Checked, Found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import script_lines
+from tfmp.core import messages
 from tfmp.core.graph_search import ancestors, calls_functions, with_ancestors
 from tfmp.types import Gradients
 
@@ -23,7 +23,8 @@ _SOURCES = ("Placeholder", "VarHandleOp", "Variable")
 #: tensor of ones in the shape of the loss, the gradient of the loss with respect to itself.
 _DIFFERENTIATES = ("gradients_impl.py", "backprop.py")
 _ONES = {"Const", "Fill", "OnesLike"}
-#: The files with the method `get_loss_scale` of tfmp's managers.
+#: The files of tfmp that clip gradients, and that have the method `get_loss_scale` of its managers.
+_CLIPPING = os.path.join("tfmp", "core", "gradients", "clipping.py")
 _MANAGERS = tuple(os.path.join("tfmp", "core", "managers", name) for name in ("fixed.py", "stateful.py"))
 #: The largest number of ops between the gradients and a step that are looked at: clipping adds a few per gradient.
 _MOST_OPS = 2000
@@ -49,7 +50,7 @@ class UnscaledLossWatch:
         """Warn if no loss was scaled, unless the graph of the gradients leaves it open."""
         if self._may_be_scaled or message in self._told:
             return
-        ops = script_lines.ops_of(grads)
+        ops = messages.ops_of(grads)
         if not ops or not _may_be_of_scaled(ops):
             self.warn_once(grads, message)
 
@@ -58,10 +59,10 @@ class UnscaledLossWatch:
         if message in self._told:
             return
         self._told.add(message)
-        start = _start_of_gradients(with_ancestors(script_lines.ops_of(grads)) or [])
+        start = _start_of_gradients(with_ancestors(messages.ops_of(grads)) or [])
         # In a graph this is not a later line, such as one that clips the gradients.
-        line = script_lines.line_of_gradients(grads if start is None else start.outputs)
-        _logger.warning("%s: %s", script_lines.with_library(line), message)
+        line = messages.script_line(grads if start is None else start.outputs)
+        _logger.warning("%s: %s", messages.with_library(line), message)
 
 
 def _may_be_of_scaled(ops: Sequence[tf.Operation]) -> bool:
@@ -72,21 +73,21 @@ def _may_be_of_scaled(ops: Sequence[tf.Operation]) -> bool:
     start = _start_of_gradients(found)
     if start is not None:
         # Another wrapper computed them, as in a model whose variables have several optimizers.
-        return script_lines.made_by_tfmp(start)
+        return messages.made_by_tfmp(start)
     return not _call_functions(found) and any(_type_contains(op, (*_VALUES_FROM_ELSEWHERE, *_SOURCES)) for op in found)
 
 
 def _are_unscaled_by_hand(ops: Sequence[tf.Operation]) -> bool:
     """Return whether the script computed the gradients from those of `tf.gradients` and a manager's loss scale."""
-    after = ancestors(ops, ends_at=lambda op: script_lines.made_within(op, _DIFFERENTIATES[0]))
-    return any(script_lines.made_within(op, *_MANAGERS) for op in itertools.islice(after, _MOST_OPS))
+    after = ancestors(ops, ends_at=lambda op: messages.made_within(op, _DIFFERENTIATES[0]))
+    return any(messages.made_within(op, *_MANAGERS) for op in itertools.islice(after, _MOST_OPS))
 
 
 def _start_of_gradients(found: Sequence[tf.Operation]) -> tf.Operation | None:
     """Return the op of ones with which the last computation of gradients began; None if there is none."""
     # `found` begins with the ops closest to the gradients, so the first match belongs to the last differentiation.
     ones = (op for op in found if op.type in _ONES and _is_one(op))
-    return next((op for op in ones if script_lines.made_within(op, *_DIFFERENTIATES)), None)
+    return next((op for op in ones if messages.made_within(op, *_DIFFERENTIATES)), None)
 
 
 def _is_one(op: tf.Operation) -> bool:
@@ -100,7 +101,7 @@ def _call_functions(found: Sequence[tf.Operation]) -> bool:
     # All ops of a type have the same attributes, so one op of each type is enough.
     kinds = {kind for kind, op in {op.type: op for op in found}.items() if calls_functions(op)}
     # The package's own clipping contains `tf.cond`, whose branches are functions. They compute norms, not gradients.
-    return any(op.type in kinds and not script_lines.made_by_clipping(op) for op in found)
+    return any(op.type in kinds and not messages.made_within(op, _CLIPPING) for op in found)
 
 
 def _type_contains(op: tf.Operation, parts: Sequence[str]) -> bool:

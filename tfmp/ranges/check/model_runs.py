@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.gradients import arithmetic, norms
+from tfmp.core.gradients import arithmetic, measures
 from tfmp.ranges.exponents import exponent_counts
 from tfmp.ranges.histogram import RangeHistogram
 from tfmp.types import Gradient
@@ -175,7 +175,7 @@ def eager_run(tensors: RunTensors, loss_scale: float) -> ModelRun:
 
 def _measurement(tensors: Sequence[Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
     counts = exponent_counts(tensors) if tensors else exponent_counts([None])
-    return tf.reduce_sum(counts, axis=0), norms.max_abs(tensors)
+    return tf.reduce_sum(counts, axis=0), measures.max_abs(tensors)
 
 
 def _dense(grad: Gradient) -> tf.Tensor:

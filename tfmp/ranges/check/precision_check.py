@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.log import visible_logger
+from tfmp.core.messages import visible_logger
 from tfmp.core.tensorflow_internals import global_random_generator
 from tfmp.environment import installed
 from tfmp.hosts.keras.which import keras_of

@@ -1,0 +1,284 @@
+"""Measures gradients: whether all are finite, how large they are, and how many values have a property.
+
+A check runs at every step, so each value is read once: sums of squares tell whether all values are finite, and give the
+norm. Single values are looked at only where squares overflow, or are too small. Small tensors are read together.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tfmp.core.dtypes import HALF_TYPES
+from tfmp.core.gradients.arithmetic import added_up, map_values, values_of, widen
+from tfmp.core.tensorflow_internals import within_xla
+from tfmp.core.tracing import computed_if, within_xla_for_cpu
+from tfmp.types import Gradient, Gradients
+
+_Elementwise: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+
+#: Tensors with fewer values than this are concatenated, because the cost of an op dominates there.
+_SMALL = 2**13
+
+#: A norm that was computed from squares in float32 is exact to float32's precision from here on. A square below 2**-126
+#: is lost, but so many values that their lost squares matter do not fit into memory.
+_LEAST_BY_SQUARES = 2.0**-33
+
+
+def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
+    """Return whether no gradient contains an infinity or a NaN; a boolean scalar.
+
+    With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
+    of which is larger than these, is finite too. The rule reads each value once unless a sum of squares is infinite:
+
+        any sum of squares is NaN         False
+        any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
+        otherwise                         True
+
+    Values in half precision are looked at one by one, which is equally fast, and so are few values, which takes fewer
+    ops.
+    """
+    values = _joined(values_of(grads))
+    summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
+    looked_at = [each for each in values if each.dtype in HALF_TYPES or not summed]
+    flags = [*_each_finite(looked_at, addends), *([_finite_by_sums(summed, addends)] if summed else [])]
+    return _all(flags) if flags else tf.constant(True)
+
+
+def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
+
+
+def _finite_by_sums(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
+    halves = _halves_of_square_sums(values)
+    are_infinite = tf.math.is_inf(halves)
+    undecided = tf.logical_and(tf.reduce_any(are_infinite), tf.logical_not(tf.reduce_any(tf.math.is_nan(halves))))
+
+    def look() -> tf.Tensor:
+        return _all(_each_finite(values if within_xla() else _rows_where(are_infinite, values), addends))
+
+    # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
+    return computed_if(undecided, look, tf.reduce_all(tf.math.is_finite(halves)))
+
+
+def _each_finite(values: Sequence[tf.Tensor], addends: int) -> list[tf.Tensor]:
+    def stays_finite(values: tf.Tensor) -> tf.Tensor:
+        finite = tf.math.is_finite(values)
+        return finite if addends == 1 else tf.logical_and(finite, tf.logical_not(overflows_in_sum(values, addends)))
+
+    return [tf.reduce_all(stays_finite(each)) for each in values]
+
+
+def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
+    """Return, for each value, whether it is finite although its sum with equally large values could overflow."""
+    # Not `is_inf(values * addends)`: XLA simplifies this to `is_inf(values)`, which is False for these values.
+    return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
+
+
+def suspects(grads: Gradients) -> list[Gradient]:
+    """Return the gradients without the values that sums of squares show to be finite, which need not be read again.
+
+    A large gradient that is not in half precision becomes a matrix, without rows if its sum of squares is finite. If a
+    graph also contains `all_finite` of the same gradients, TensorFlow computes the same sums once. Not for XLA, where
+    shapes cannot depend on values.
+    """
+
+    def is_summed(values: tf.Tensor) -> bool:
+        return not _are_few([values]) and values.dtype not in HALF_TYPES
+
+    summed = list(filter(is_summed, values_of(grads)))
+    rows = iter(_rows_where(tf.logical_not(tf.math.is_finite(_halves_of_square_sums(summed))), summed))
+    return [map_values(lambda values: next(rows) if is_summed(values) else values, grad) for grad in grads]
+
+
+def _rows_where(flags: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the rows of each tensor, or none of them where the flag is False; without copying them."""
+    rows = list(map(_rows, values))
+    if tf.executing_eagerly():
+        # Python knows the flags already, and can save the ops that they decide about.
+        return [each if flag else each[:0] for each, flag in zip(rows, flags.numpy(), strict=True)]
+    # In the size of a slice, -1 stands for all that there are. `tf.slice` takes fewer ops than an index in brackets.
+    sizes = tf.unstack(tf.stack([tf.where(flags, -1, 0), tf.fill([len(rows)], -1)], axis=1))
+    begin = tf.constant([0, 0])
+    return [tf.slice(each, begin, size) for each, size in zip(rows, sizes, strict=True)]
+
+
+def global_norm(grads: Gradients, *, is_finite: tf.Tensor | None = None) -> tf.Tensor:
+    """Return the L2 norm of all gradients together in float64; infinite or NaN if a value is.
+
+    Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. If `is_finite` is
+    False, the norm is known not to be finite, and not computed again.
+    """
+    values = values_of(grads)
+    norm = tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums(_joined(values))))
+    needs_look = tf.logical_or(tf.math.is_inf(norm), norm < _LEAST_BY_SQUARES)
+    if is_finite is not None:
+        needs_look = tf.logical_and(needs_look, is_finite)
+    return computed_if(needs_look, lambda: _norm_by_largest(values), norm)
+
+
+def norm_of_each(grads: Gradients) -> tf.Tensor:
+    """Return the L2 norm of each of at least one gradient in float64; the norm of None is 0."""
+    values = [tf.zeros([]) if grad is None else values_of([grad])[0] for grad in grads]
+    norms = tf.sqrt(2 * _halves_of_square_sums(values))
+    infinite = tf.math.is_inf(norms)
+
+    def mend() -> tf.Tensor:
+        return tf.where(infinite, tf.stack([_norm_by_largest([each]) for each in values]), norms)
+
+    return computed_if(tf.reduce_any(infinite), mend, norms)
+
+
+def large_norm_of_each(grads: Gradients) -> tf.Tensor:
+    """Return the L2 norm of each of at least one gradient in float64; all values must be finite.
+
+    What is far smaller than the largest value is rounded to 0. Rows with the same index are added up, as they are when
+    they are applied. With many small gradients this takes fewer ops than `norm_of_each`.
+    """
+    wide = [map_values(widen, added_up(grad)) for grad in grads]
+    largest = _largest(_joined(values_of(wide)))
+    squares = _sums_of_each(wide, [lambda values: tf.square(_divided(values, largest))], tf.float64)
+    return largest * tf.sqrt(squares[:, 0])
+
+
+def max_abs(grads: Gradients) -> tf.Tensor:
+    """Return the largest magnitude among all values of gradients, in float32: 0 if there is none, NaN if one is NaN."""
+    return tf.cast(_largest([tf.cast(values, tf.float32) for values in values_of(grads)]), tf.float32)
+
+
+def counts(grads: Gradients, predicates: Sequence[_Elementwise]) -> tf.Tensor:
+    """Count, in each gradient, the values for which each elementwise predicate is True; None has no values.
+
+    The result is an int64 matrix with a row for each gradient and a column for each predicate.
+    """
+    return _sums_of_each(grads, predicates, tf.int64)
+
+
+def _norm_by_largest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    wide = _joined(list(map(widen, values)))
+    largest = _largest(wide)
+    norm = largest * tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums([_divided(each, largest) for each in wide])))
+    return tf.where(tf.math.is_finite(largest), norm, largest)
+
+
+def _largest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    tops = [tf.cast(tf.reduce_max(tf.abs(each)), tf.float64) for each in values]
+    return tf.reduce_max(tf.stack([tf.constant(0, tf.float64), *tops]))
+
+
+def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
+    # A float64 gradient can be so small that float32 has no number for it but 0.
+    return tf.math.divide_no_nan(values, tf.cast(largest, values.dtype))
+
+
+def _halves_of_square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return half of the sum of squares of each tensor, in float64; half, because the fast `tf.nn.l2_loss` gives that.
+
+    A sum is computed in the dtype of its tensor, or in float32 if that is in half precision. If a graph contains it
+    several times, TensorFlow computes it once.
+    """
+
+    def half(wide: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(_sums_of_rows(_rows(tf.square(wide)), 0.5)) if within_xla() else tf.nn.l2_loss(wide)
+
+    halves = [half(widen(each)) for each in values]
+    if len({each.dtype.name for each in halves}) > 1:
+        halves = [tf.cast(each, tf.float64) for each in halves]
+    return tf.cast(tf.stack(halves), tf.float64) if halves else tf.zeros([0], tf.float64)
+
+
+def _sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf.DType) -> tf.Tensor:
+    """Return what each elementwise function gives, summed over each gradient: a row for each gradient, in `dtype`."""
+    sums_of = functools.cache(functools.partial(_sums_in_matrix, functions, dtype))
+    of_each = [tf.zeros([len(functions)], dtype)] * len(grads)
+    for group in _groups({index: values_of([grad])[0] for index, grad in enumerate(grads) if grad is not None}):
+        values = list(group.values())
+        if len(values) == 1:
+            found = [sums_of(values[0].dtype)(_rows(values[0]))]
+        else:
+            joined = _end_to_end(values)
+            parts = [_sums_of_parts(tf.cast(function(joined), dtype), values) for function in functions]
+            found = tf.unstack(tf.stack(parts, axis=1))
+        for index, sums in zip(group, found, strict=True):
+            of_each[index] = sums
+    return tf.stack(of_each)
+
+
+def _sums_in_matrix(
+    functions: Sequence[_Elementwise], dtype: tf.DType, type_of_values: tf.DType
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return what sums each function over a matrix, which a graph then contains once for each type of values."""
+
+    def sums(rows: tf.Tensor) -> tf.Tensor:
+        # Each row is summed in float32, which counts exactly up to 2**24 values in a row, and the sums of rows in
+        # `dtype`. Casting all flags to int64 instead would take eight bytes for each flag.
+        of_rows = [_sums_of_rows(tf.cast(function(rows), tf.float32), 1) for function in functions]
+        return tf.stack([tf.reduce_sum(tf.cast(each, dtype)) for each in of_rows])
+
+    # XLA needs to know the shapes.
+    if tf.executing_eagerly() or within_xla():
+        return sums
+    # To build a graph takes Python a quarter of a millisecond for each op.
+    traced: Callable[[tf.Tensor], tf.Tensor] = tf.function(
+        sums, [tf.TensorSpec([None, None], type_of_values)], autograph=False
+    )
+    return traced
+
+
+def _sums_of_parts(joined: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of the part of a vector that belongs to each tensor, of those that it has `_end_to_end`."""
+    # Each sum is the difference of two running sums, so that a graph does not contain an op for each tensor.
+    bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
+    at_bounds = tf.gather(tf.pad(tf.cumsum(joined), [[1, 0]]), bounds)
+    return at_bounds[1:] - at_bounds[:-1]
+
+
+def _sums_of_rows(matrix: tf.Tensor, weight: float) -> tf.Tensor:
+    """Return the sum of each row of a matrix, whose values are multiplied by the weight before they are added."""
+    if within_xla_for_cpu():
+        # As a product of a matrix and a vector: on CPU, XLA (TensorFlow 2.15 to 2.21) multiplies matrices on all cores,
+        # but computes `tf.reduce_sum` on one. The rows are long, so that few sums are left for `tf.reduce_sum`.
+        return tf.linalg.matvec(matrix, tf.fill([matrix.shape[1]], tf.constant(weight, matrix.dtype)))
+    # On a GPU a product could be rounded to TensorFloat-32, and it would not be fused with what computes the values.
+    return tf.reduce_sum(matrix * tf.constant(weight, matrix.dtype), axis=1)
+
+
+def _rows(values: tf.Tensor) -> tf.Tensor:
+    """Return the values as a matrix with rows of a length that is known; without copying them."""
+    length = 1
+    for size in reversed(values.shape.as_list() if values.shape.rank else []):
+        if size is None or length >= 256:
+            break
+        length *= size
+    length = max(length, 1)
+    is_matrix = values.shape.rank == 2 and values.shape[1] == length
+    return values if is_matrix else tf.reshape(values, [-1, length])
+
+
+def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the tensors with all small ones of a dtype concatenated into one, so that fewer ops are needed."""
+    return [_end_to_end(list(group.values())) for group in _groups(dict(enumerate(values)))]
+
+
+def _groups(values: Mapping[int, tf.Tensor]) -> list[dict[int, tf.Tensor]]:
+    """Return the tensors that are read together, with their numbers: all small ones of a dtype, others alone."""
+    # The keys are strings, because a `tf.DType` equals a small integer and would be confused with a number.
+    groups: dict[str, dict[int, tf.Tensor]] = {}
+    for index, each in values.items():
+        groups.setdefault(each.dtype.name if _are_few([each]) else str(index), {})[index] = each
+    return list(groups.values())
+
+
+def _are_few(values: Sequence[tf.Tensor]) -> bool:
+    """Return whether tensors have so few values together that their number matters less than that of the ops."""
+    sizes = [each.shape.num_elements() for each in values]
+    return None not in sizes and sum(sizes) < _SMALL
+
+
+def _end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the values of all tensors in one vector; a tensor that is alone as it is."""
+    if len(values) == 1:
+        return values[0]
+    return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
