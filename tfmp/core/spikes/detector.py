@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable, Done
 
