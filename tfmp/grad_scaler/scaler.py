@@ -17,7 +17,7 @@ from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import agree, attempt, drain
 from tfmp.core.tracing import without_autograph
-from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
+from tfmp.core.watch import UnscaledLossWatch
 from tfmp.grad_scaler.arguments import (
     refuse_in_graph,
     validate_kwargs,
