@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager

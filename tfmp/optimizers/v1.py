@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import called_by_horovods
