@@ -70,13 +70,11 @@ _ELSEWHERE = {
         "tests/optimizers/test_horovod.py",
     ),
     "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_conformance.py"),
-    "core/storage/in_checkpoint.py": _place(
+    "core/storage/state_variables.py": _place(
         "_serialize_to_tensors _restore_from_tensors _trackable_children",
         _CHILDREN,
         "tests/core/storage/test_storage.py",
-    ),
-    "core/storage/state_variables.py": _place(
-        "_trackable_children", _CHILDREN, "tests/grad_scaler/test_scaler_state.py"
+        "tests/grad_scaler/test_scaler_state.py",
     ),
     "hosts/keras/legacy.py": _place(
         "_create_all_weights",

@@ -5,7 +5,7 @@ from tfmp import mixed_precision as mixed_precision
 from tfmp import npu as npu
 from tfmp import optimizers as optimizers
 from tfmp import ranges as ranges
-from tfmp.core.accumulation.accumulator import GradientAccumulator as GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator as GradientAccumulator
 from tfmp.core.gradients.clipping import clip_by_global_norm as clip_by_global_norm
 from tfmp.core.gradients.clipping import clip_by_norm as clip_by_norm
 from tfmp.core.gradients.clipping import clip_by_value as clip_by_value

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.overflow.found import Checked

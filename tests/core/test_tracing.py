@@ -1,5 +1,6 @@
 """How code is traced: AutoGraph, variables outside of functions, and conditional updates."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -28,7 +29,8 @@ def test_autograph_converts_neither_the_function_nor_its_callees() -> None:
         tf.function(without_autograph(_caller))(tf.constant(1.0))
 
 
-def test_variables_made_outside_of_functions_need_no_second_trace() -> None:
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, lambda: tf.distribute.OneDeviceStrategy("cpu:0").scope()])
+def test_variables_made_outside_of_functions_need_no_second_trace(scope: Any) -> None:
     made: list[tf.Variable] = []
     traces = []
 
@@ -39,25 +41,30 @@ def test_variables_made_outside_of_functions_need_no_second_trace() -> None:
             made.append(outside_of_functions(lambda: tf.Variable(2.0)))
         return made[-1] * value
 
-    assert float(step(tf.constant(3.0))) == 6
-    assert len(traces) == 1
-    # TensorFlow refuses variables that a later trace makes.
-    assert step(tf.constant([3.0])).numpy().tolist() == [6]
+    with scope():
+        assert float(step(tf.constant(3.0))) == 6
+        assert len(traces) == 1
+        # TensorFlow refuses variables that a later trace makes.
+        assert step(tf.constant([3.0])).numpy().tolist() == [6]
     assert (len(traces), len(made)) == (2, 2)
 
 
-def test_eager_code_and_graphs_and_strategies_need_no_thread() -> None:
+def test_error_while_variables_are_made_is_raised_in_the_function() -> None:
+    def fail() -> None:
+        raise ValueError("no variables today")
+
+    with pytest.raises(ValueError, match="no variables today"):
+        tf.function(without_autograph(lambda: outside_of_functions(fail)))()
+
+
+def test_eager_code_and_graphs_need_no_thread() -> None:
     here = threading.get_ident()
     assert outside_of_functions(threading.get_ident) == here
+    found: list[int] = []
     with tf.Graph().as_default():
         assert outside_of_functions(threading.get_ident) == here
-    found: list[int] = []
-    function = tf.function(without_autograph(lambda: found.append(outside_of_functions(threading.get_ident))))
-    with tf.distribute.OneDeviceStrategy("cpu:0").scope():
-        function()
-    with tf.Graph().as_default():
-        function()
-    assert found == [here, here]
+        tf.function(without_autograph(lambda: found.append(outside_of_functions(threading.get_ident))))()
+    assert found == [here]
 
 
 _MODES = MODES | {"xla for accelerators": MODES["xla"]}

@@ -151,7 +151,11 @@ _FIXED = tfmp.npu.FixedLossScaleManager
         (lambda: _GROWING(8, 0), ValueError, "incr_every_n_steps must be a whole number"),
         (lambda: _FIXED(0.5), ValueError, "loss_scale must be a float32 number of at least 1, got 0.5"),
         (lambda: _FIXED(8, "no"), TypeError, "enable_overflow_check must be True or False, got 'no'"),
-        (lambda: lso.NPULossScaleOptimizer(_sgd(), 8), TypeError, "loss_scale_manager must be a tfmp.LossScaleManager"),
+        (
+            lambda: lso.NPULossScaleOptimizer(_sgd(), 8),
+            TypeError,
+            "loss_scale_manager must be a tfmp.LossScaleManager, got 8 of type int: for a const",
+        ),
         (lambda: _wrapped("adam"), TypeError, "opt must be a tf.compat.v1.train.Optimizer, got 'adam'"),
         (lambda: _wrapped(_wrapped()), ValueError, "wrapping it again would scale the loss twice"),
         (_is_distributed, ValueError, "is_distributed=True, and nothing distributes: call hvd.init()"),

@@ -30,18 +30,13 @@ def outside_of_functions(make: Callable[[], Returned]) -> Returned:
 
     While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
     variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
-    The variables are therefore made in a new thread. `make` must not depend on what TensorFlow and Keras keep for each
-    thread, such as a name scope.
+    The variables are therefore made in a new thread, in the scope of the strategy here. `make` must not depend on what
+    TensorFlow and Keras keep for each thread, such as a name scope.
     """
     with tf.init_scope():
-        in_graph = not tf.executing_eagerly()
-    if in_graph or tf.executing_eagerly() or tf.distribute.has_strategy():
+        is_traced = tf.executing_eagerly() and tf.compat.v1.get_default_graph().building_function
+    if not is_traced:
         return make()
-    return in_thread_without_graph(make)
-
-
-def in_thread_without_graph(make: Callable[[], Returned]) -> Returned:
-    """Call a function in a new thread, in which no graph is being built; in the scope of the strategy here."""
     strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
     def in_scope() -> Returned:

@@ -6,8 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.overflow.found import Found
-from tfmp.core.storage.in_checkpoint import NotCheckpointed
-from tfmp.core.storage.state_variables import StateVariables
+from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done
 
 

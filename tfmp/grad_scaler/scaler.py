@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager
@@ -17,7 +17,7 @@ from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import agree, attempt, drain
 from tfmp.core.tracing import without_autograph
-from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
+from tfmp.core.watch import UnscaledLossWatch
 from tfmp.grad_scaler.arguments import (
     refuse_in_graph,
     validate_kwargs,

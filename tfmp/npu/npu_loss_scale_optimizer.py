@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.managers import LossScaleManager, validated_manager
+from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager
@@ -53,7 +53,11 @@ class NPULossScaleOptimizer(LossScaleOptimizerV1):
         *,
         sparse_as_dense: bool = False,
     ) -> None:
-        validated_manager(loss_scale_manager)
+        if not isinstance(loss_scale_manager, LossScaleManager):
+            raise TypeError(
+                f"loss_scale_manager must be a tfmp.LossScaleManager, got {loss_scale_manager!r} of type "
+                f"{type(loss_scale_manager).__name__}: for a constant scale pass tfmp.FixedLossScaleManager(scale)."
+            )
         checks = (
             not isinstance(loss_scale_manager, FixedLossScaleManager) or loss_scale_manager.get_enable_overflow_check()
         )

@@ -6,11 +6,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.accumulation.accumulator import GradientAccumulator, accumulator_of_optimizer
-from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.accumulation import AccumulationSettings, GradientAccumulator, accumulator_of_optimizer
 from tfmp.core.adapter import is_overwritten, takes_float32_gradients
 from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.types import AddBuffer
 
 _Made: TypeAlias = list[tuple[Sequence[Any], GradientAccumulator]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.accumulation.settings import AccumulationSettings
+from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.adapter import OptimizerAdapter, names_of
 from tfmp.core.distribute import Distribution
 from tfmp.core.distribute.horovod_detection import is_horovods, refuse_unsupported_horovods

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector

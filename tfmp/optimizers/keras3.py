@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
+from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
 from tfmp.core.adapter import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.adapter import names_of
 from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, MirroredWorkers
 from tfmp.core.distribute.horovod_detection import called_by_horovods
@@ -15,7 +15,7 @@ from tfmp.core.managers import Specification, manager_of_wrapper
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.core.watch.unscaled_loss import UnscaledLossWatch
+from tfmp.core.watch import UnscaledLossWatch
 from tfmp.hosts.keras.internals import initialize_with_session
 from tfmp.hosts.keras.which import loaded_keras2
 from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step

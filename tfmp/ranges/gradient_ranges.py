@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.step.properties import StepProperties
-from tfmp.core.storage.in_checkpoint import ByVariables, NotCheckpointed
-from tfmp.core.storage.state_variables import StateVariables
+from tfmp.core.storage.state_variables import ByVariables, NotCheckpointed, StateVariables
 from tfmp.ranges.exponents import NUM_COUNTS, exponent_counts
 from tfmp.types import Done, Gradient, Gradients
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 
 
 class Probe(NamedTuple):

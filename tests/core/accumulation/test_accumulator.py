@@ -18,8 +18,7 @@ from kit.oracle import Window
 from recording_adapters import scaler_of, take_step
 
 import tfmp
-from tfmp.core.accumulation.accumulator import accumulator_of_optimizer
-from tfmp.core.accumulation.settings import accumulation_settings
+from tfmp.core.accumulation import accumulation_settings, accumulator_of_optimizer
 from tfmp.core.gradients.arithmetic import densify
 
 tf1 = tf.compat.v1

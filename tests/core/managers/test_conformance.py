@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import tfmp
-from tfmp.core.managers import validated_manager
 from tfmp.core.managers.step_counters import LossScaleStatus
 
 tf1 = tf.compat.v1
@@ -319,13 +318,6 @@ def test_exported_manager_counts_steps_and_dropped_micro_batches(tmp_path: Path)
         **{"loss_scale": 8, "last_step_applied": True, "last_step_finite": False, "attempted_steps": 2},
         **{"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 0},
     }
-
-
-def test_what_is_no_manager_is_refused_by_the_name_of_its_argument() -> None:
-    manager = _Legacy()
-    assert validated_manager(manager) is manager
-    with pytest.raises(TypeError, match=r"manager must be a tfmp\.LossScaleManager, got 1024 of type int: .*Fixed"):
-        validated_manager(1024)  # type: ignore[arg-type]
 
 
 @pytest.mark.graph

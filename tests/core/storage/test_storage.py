@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import tfmp
 from tfmp.core.storage import graph_variables
-from tfmp.core.storage.graph_registry import OncePerGraph
-from tfmp.core.storage.in_checkpoint import ByVariables, InCheckpoint
+from tfmp.core.storage.graph_variables import OncePerGraph
+from tfmp.core.storage.state_variables import ByVariables, InCheckpoint
 
 tf1 = tf.compat.v1
 

@@ -5,7 +5,6 @@ state after a step from the state before it. No other code of the package comput
 """
 
 from tfmp.core.managers.base import LossScaleManager as LossScaleManager
-from tfmp.core.managers.base import validated_manager as validated_manager
 from tfmp.core.managers.exponential import ExponentialUpdateLossScaleManager as ExponentialUpdateLossScaleManager
 from tfmp.core.managers.exponential import LossScaleState as LossScaleState
 from tfmp.core.managers.fixed import FixedLossScaleManager as FixedLossScaleManager

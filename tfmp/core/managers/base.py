@@ -1,8 +1,8 @@
-"""The interface of all loss-scale managers."""
+"""The interface of all loss-scale managers, and what those share whose scale changes."""
 
 import abc
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
@@ -17,10 +17,9 @@ from tfmp.core.managers.step_counters import (
     next_counters,
     status_of,
 )
-from tfmp.core.storage.graph_registry import OncePerGraph
-from tfmp.core.storage.graph_variables import at_top_level_of_graph
-from tfmp.core.storage.state_variables import StateVariables
-from tfmp.types import AddVariable
+from tfmp.core.storage.graph_variables import OncePerGraph, at_top_level_of_graph
+from tfmp.core.storage.state_variables import State, StateVariables
+from tfmp.types import AddVariable, Done
 
 _Value = TypeVar("_Value")
 
@@ -50,9 +49,9 @@ class LossScaleManager(tf.Module, abc.ABC):
     `tfmp.GradScaler`. Most scripts use `tfmp.ExponentialUpdateLossScaleManager`.
 
     To write a manager of your own, derive it from this class and override `get_loss_scale` and `update_loss_scale`.
-    It can then be used wherever the managers of this package can. Keep values that change in TensorFlow variables,
-    because the methods may be called only once, while a graph or a `tf.function` is built. This class counts the
-    applied and skipped steps. Override `get_config` too if Keras is to save the manager with a model.
+    Keep values that change in TensorFlow variables, because the methods may be called only once, while a graph or a
+    `tf.function` is built. This class counts the applied and skipped steps. Override `get_config` too if Keras is to
+    save the manager with a model.
 
     Examples:
         >>> class AlwaysEight(LossScaleManager):
@@ -93,12 +92,9 @@ class LossScaleManager(tf.Module, abc.ABC):
         """
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
-        """Set the loss scale; the next steps adjust the scale from there.
+        """Set the loss scale, a number or a scalar tensor; the next steps adjust the scale from there.
 
         Of the managers in this package, only `tfmp.ExponentialUpdateLossScaleManager` supports this.
-
-        Args:
-            loss_scale: The new scale, a number or a scalar tensor.
 
         Returns:
             The op that sets the scale; None in eager mode.
@@ -111,10 +107,9 @@ class LossScaleManager(tf.Module, abc.ABC):
         )
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state of eager mode as Python numbers, for example to save it as JSON.
+        """Return the state of eager mode as Python numbers by name, for example to save it as JSON.
 
-        Returns:
-            The numbers by name; an empty dict if the manager keeps no state.
+        It is empty if the manager keeps no state.
 
         Examples:
             >>> import tfmp
@@ -126,9 +121,6 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
         """Restore the state of eager mode from what `state_dict` returned.
-
-        Args:
-            state_dict: The numbers by name.
 
         Raises:
             TypeError: `state_dict` is not a mapping, or one of its values is not a number.
@@ -172,7 +164,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         return None
 
     def get_status(self) -> LossScaleStatus:
-        """Return the loss scale and the step counters, for logs and monitoring.
+        """Return the loss scale and the step counters, for logs and monitoring: a NamedTuple of scalar tensors.
 
         Counting begins with the session, or with the eager program. The counters need no initializer. No checkpoint
         contains them, because a checkpoint holds the same variables as with tf.contrib; Keras saves them with the
@@ -181,9 +173,6 @@ class LossScaleManager(tf.Module, abc.ABC):
         At the top level of a TF1 graph, every call returns the same tensors. They can therefore be fetched after the
         graph is finalized, and repeated calls do not grow the graph. Under control dependencies, in conditionals, in
         a `tf.function` and in eager mode, each call reads the variables again.
-
-        Returns:
-            A `LossScaleStatus`, a NamedTuple of scalar tensors.
 
         Examples:
             >>> import tfmp
@@ -217,7 +206,6 @@ class LossScaleManager(tf.Module, abc.ABC):
         return [self._counters.numbers(), self._last_difference.numbers()]
 
     def _load_step_counts(self, counts: Sequence[Mapping[str, float]]) -> None:
-        """Set the counts of steps in eager mode."""
         counters, last_difference = counts
         self._counters.load(counters)
         self._last_difference.load(last_difference)
@@ -237,11 +225,7 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LossScaleManager":
-        """Make a manager from what `get_config` returned.
-
-        Args:
-            config: The constructor's arguments by name.
-        """
+        """Make a manager from what `get_config` returned."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -268,7 +252,10 @@ class LossScaleManager(tf.Module, abc.ABC):
         Raises:
             ValueError: Another optimizer already holds the state: each optimizer needs a manager of its own.
         """
-        self._counters.store_in(add_variable)
+        state = self._state_to_save()
+        for each in (state, self._counters):
+            if each is not None:
+                each.store_in(add_variable)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A SavedModel needs the counters, because its traced functions update them; a checkpoint must not contain
@@ -296,11 +283,54 @@ class LossScaleManager(tf.Module, abc.ABC):
         return StateVariables(NO_DIFFERENCE, saved=False)
 
 
-def validated_manager(manager: LossScaleManager) -> LossScaleManager:
-    """Return the manager, or raise an error if the object is not one."""
-    if not isinstance(manager, LossScaleManager):
-        raise TypeError(
-            f"loss_scale_manager must be a tfmp.LossScaleManager, got {manager!r} of type {type(manager).__name__}: "
-            "for a constant scale pass tfmp.FixedLossScaleManager(scale)."
-        )
-    return manager
+class StatefulManager(LossScaleManager, Generic[State]):
+    """A manager whose rule changes a state; one field of the state is `loss_scale`, which stays within bounds.
+
+    The constructor of a derived class checks its settings and then calls `_start_from`, which makes the variables.
+    """
+
+    #: The state of the rule; `_start_from` makes it. The name is a part of the keys in a `tf.train.Checkpoint`.
+    state: StateVariables[State] = None  # type: ignore[assignment] # never in a manager that is constructed
+
+    def __init__(self, init_loss_scale: float, min_loss_scale: float, max_loss_scale: float) -> None:
+        super().__init__()
+        bounds = settings.loss_scale_bounds(init_loss_scale, min_loss_scale, max_loss_scale)
+        # Python numbers of the same value: an eager op takes five times as long with a number of NumPy.
+        self._init_loss_scale, self._min_loss_scale, self._highest = map(float, bounds)
+
+    def _start_from(self, state: State) -> None:
+        self._initial_state = state
+        self.state = StateVariables(state, saved=True)
+        self.state.create()
+
+    @property
+    def lowest_loss_scale(self) -> float:
+        """The lowest loss scale that the manager can reach: `min_loss_scale`."""
+        return self._min_loss_scale
+
+    def get_loss_scale(self) -> tf.Tensor:
+        """Return the loss scale, a float32 scalar."""
+        return self.state.get("loss_scale")
+
+    def _update(self, rule: Callable[[State], State]) -> Done:
+        """Store the state that the rule computes from the present one."""
+        # tf.contrib had a conditional here, whose name scope `cond` counts in the names of later ones: in a GAN, the
+        # second Adam's variable is `cond_2/beta1_power` in every old checkpoint. A scope of this name keeps these keys.
+        # The manager's own variables are created before, outside of it.
+        self.state.create()
+        with tf.name_scope("cond"):
+            return self.state.assign(rule(self.state.read()))
+
+    def _restart_with(self, **fields: Any) -> Done:  # noqa: ANN401 - numbers or tensors
+        """Store the initial state with some of its fields replaced."""
+        state = self._initial_state._replace(**fields)
+        return self.state.assign(type(state)._make(map(tf.convert_to_tensor, state)))
+
+    def _scale_within_bounds(self, scale: tf.Tensor) -> tf.Tensor:
+        """Return a restored scale, moved to the nearer bound if it lies outside; NaN becomes `init_loss_scale`."""
+        # `tf.maximum` and `tf.minimum` do not replace NaN, so it is handled separately.
+        within = tf.minimum(tf.maximum(scale, self._min_loss_scale), self._highest)
+        return tf.where(tf.math.is_nan(scale), self._init_loss_scale, within)
+
+    def _state_to_save(self) -> StateVariables[State]:
+        return self.state

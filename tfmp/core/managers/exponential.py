@@ -7,17 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers.base import Setting
-from tfmp.core.managers.stateful import StatefulManager
+from tfmp.core.managers.base import Setting, StatefulManager
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class LossScaleState(NamedTuple):
-    """The state of a manager without `tolerance`.
-
-    The names of the fields are the names of tf.contrib's variables, and therefore the keys in its checkpoints.
-    """
+    """The state of a manager without `tolerance`; its names are those of tf.contrib's variables and checkpoint keys."""
 
     #: float32.
     loss_scale: tf.Tensor
@@ -39,10 +35,7 @@ class TolerantLossScaleState(NamedTuple):
 
 # `Any` because the state is a `LossScaleState` or, with a tolerance, a `TolerantLossScaleState`.
 class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
-    """A loss scale that grows while gradients are finite and shrinks when they overflow.
-
-    This is the usual choice, because no suitable scale need be known: the scale grows until gradients overflow now and
-    then. A step whose gradients overflow is skipped.
+    """A loss scale that grows while gradients are finite and shrinks when they overflow: the usual choice.
 
     The rule, computed in float32 after each step, where `good` and `bad` count finite and overflowed steps:
 
@@ -60,37 +53,30 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         consecutive_hysteresis  after every finite step too:            bad = 1 - hysteresis
         tolerance               the scale shrinks only if also bad / (steps since it last changed) >= tolerance
 
-    The scale is never 0, infinite or NaN after a step. A checkpoint of another program may restore a scale outside the
-    bounds. The next step then corrects that scale before it applies the rule: a scale that is too low becomes
-    `min_loss_scale`, one that is too high or infinite becomes `max_loss_scale`, and NaN becomes `init_loss_scale`.
+    The scale is never 0, infinite or NaN after a step. If a checkpoint of another program restores a scale outside the
+    bounds, the next step first moves that scale to the nearer bound; NaN becomes `init_loss_scale`.
 
-    In graph mode the constructor makes the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
-    `steps_since_change`), which a `tf.compat.v1.train.Saver` saves. In eager mode the state is held by `tf.Variable`s,
-    which `tf.train.Checkpoint(manager=manager)` saves.
+    The state is in the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
+    `steps_since_change`), which a `tf.compat.v1.train.Saver` saves in a graph, and
+    `tf.train.Checkpoint(manager=manager)` in eager mode.
 
     The settings can be read as attributes with the names of the arguments. They cannot be changed, because functions
     that are traced already hold their values; `set_loss_scale` changes the scale.
 
     Args:
-        init_loss_scale: The scale to start from, within the bounds. It may be far too high: every
-            `decr_every_n_nan_or_inf` skipped steps multiply it by `decr_ratio`. BERT scripts use 2**32.
+        init_loss_scale: The scale to start from, within the bounds. It may be far too high: BERT scripts use 2**32.
         incr_every_n_steps: The number of consecutive finite steps after which the scale grows. Usual values are 1000
             to 2000, because each growth costs about one skipped step.
-        decr_every_n_nan_or_inf: The number of overflowed steps after which the scale shrinks. With a value above 1, a
-            single bad batch does not lower the scale.
+        decr_every_n_nan_or_inf: The number of overflowed steps after which the scale shrinks.
         incr_ratio: The factor by which the scale grows, greater than 1.
         decr_ratio: The factor by which the scale shrinks, between 0 and 1. If both factors are powers of two, scaling
             and unscaling are exact.
-        min_loss_scale: The lowest scale, at least 2**-126. A value below 1 helps if gradients overflow even without
-            scaling.
+        min_loss_scale: The lowest scale, at least 2**-126. A value below 1 helps if gradients overflow even unscaled.
         max_loss_scale: The highest scale; by default the scale may grow as far as float32 allows.
         hysteresis: The number of overflowed steps after which the scale first shrinks once it has grown, if
-            `decr_every_n_nan_or_inf` is 1. The first `hysteresis - 1` overflows after the start or after a growth do
-            not count; later overflows all count until the scale grows again.
-        consecutive_hysteresis: If True, every finite step restores the full hysteresis, so that only consecutive
-            overflows lower the scale.
-        tolerance: A share of overflowed steps, at least 0 and below 1. The scale shrinks only if at least this share
-            of the steps since it last changed overflowed. Overflows that hysteresis ignored do not count as overflowed.
+            `decr_every_n_nan_or_inf` is 1. Later overflows all count until the scale grows again.
+        consecutive_hysteresis: If True, only consecutive overflows lower the scale.
+        tolerance: A share of overflowed steps, at least 0 and below 1. Overflows that hysteresis ignored do not count.
 
     Raises:
         TypeError: A setting is not a number.
@@ -152,14 +138,41 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
     def skips_per_backoff(self) -> int | None:
         """The largest number of consecutive skipped steps that it can take to lower the scale.
 
-        This is `decr_every_n_nan_or_inf`, plus the overflows that hysteresis ignores after a growth. With a tolerance
-        the number depends on the earlier steps, and this property is None.
+        None with a tolerance, where the number depends on the earlier steps.
         """
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
         """Apply the rule after a step; the optimizer calls this method once per step."""
         return self._update(lambda state: self.next_state(state, finite_grads))
+
+    def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
+        """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
+        forgiving = 1 - self._hysteresis
+        good = tf.where(finite, state.good_steps + 1, 0)
+        bad_if_finite = forgiving if self._consecutive_hysteresis else state.bad_steps
+        bad = tf.where(finite, bad_if_finite, state.bad_steps + 1)
+        grow = tf.logical_and(finite, good >= self._incr_every_n_steps)
+        shrink = tf.logical_and(tf.logical_not(finite), bad >= self._decr_every_n_nan_or_inf)
+        if self._tolerance:
+            steps = state.steps_since_change + 1
+            # TensorFlow divides int32 tensors in float64, so that 1 / 20 equals the Python number 0.05 exactly.
+            shrink = tf.logical_and(shrink, bad / steps >= self._tolerance)
+            state = state._replace(steps_since_change=tf.where(tf.logical_or(grow, shrink), 0, steps))
+
+        scale = self._scale_within_bounds(state.loss_scale)
+        grown = scale * self._incr_ratio
+        if self._max_loss_scale is None:
+            # As in tf.contrib: if the product is infinite, the scale does not change.
+            grown = tf.where(tf.math.is_finite(grown), grown, scale)
+        else:
+            grown = tf.minimum(self._highest, grown)
+        shrunk = tf.maximum(self._min_loss_scale, scale * self._decr_ratio)
+        return state._replace(
+            loss_scale=tf.where(grow, grown, tf.where(shrink, shrunk, scale)),
+            good_steps=tf.where(tf.logical_or(grow, shrink), 0, good),
+            bad_steps=tf.where(grow, forgiving, tf.where(shrink, 0, bad)),
+        )
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
         """Set the loss scale without changing the counts of good and bad steps.
@@ -181,17 +194,16 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             >>> float(manager.get_loss_scale())
             4096.0
         """
-        if tf.is_tensor(loss_scale):
+        is_tensor, checks = tf.is_tensor(loss_scale), []
+        if is_tensor:
             loss_scale = tf.cast(loss_scale, tf.float32)
-        known = tf.get_static_value(loss_scale) if tf.is_tensor(loss_scale) else loss_scale
-        if tf.is_tensor(loss_scale) and known is None:
+        known = tf.get_static_value(loss_scale) if is_tensor else loss_scale
+        if is_tensor and known is None:
             # Both comparisons are False for NaN, so this also refuses NaN.
             within = tf.logical_and(loss_scale >= self._min_loss_scale, loss_scale <= self._highest)
-            checks = [
-                tf.debugging.Assert(within, ["the new loss scale is not within the manager's bounds:", loss_scale])
-            ]
+            what = "the new loss scale is not within the manager's bounds:"
+            checks.append(tf.debugging.Assert(within, [what, loss_scale]))
         else:
-            checks = []
             number = known.item() if isinstance(known, np.ndarray | np.generic) and known.size == 1 else known
             loss_scale = self._checked_scale(number)
         with tf.control_dependencies(checks):
@@ -204,8 +216,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         With a tolerance, the count of all steps since the scale last changed restarts at 0.
 
         Args:
-            loss_scale: The scale of the other program. Any number is accepted, even 0, infinity or NaN: it is brought
-                within the bounds as described in the class.
+            loss_scale: The scale of the other program: any number, which is brought within the bounds as in the class.
             good_steps: The number of consecutive finite steps so far.
             bad_steps: The number of overflowed steps since the scale last changed. The lowest value,
                 `1 - hysteresis`, restores the full hysteresis; with 0 the next overflow already counts.
@@ -243,33 +254,3 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         if scale > self._highest:
             raise ValueError(f"loss_scale must not be greater than max_loss_scale, got {loss_scale!r}.")
         return scale
-
-    def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
-        """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
-        forgiving = 1 - self._hysteresis
-        good = tf.where(finite, state.good_steps + 1, 0)
-        bad_if_finite = forgiving if self._consecutive_hysteresis else state.bad_steps
-        bad = tf.where(finite, bad_if_finite, state.bad_steps + 1)
-        grow = tf.logical_and(finite, good >= self._incr_every_n_steps)
-        shrink = tf.logical_and(tf.logical_not(finite), bad >= self._decr_every_n_nan_or_inf)
-        if self._tolerance:
-            steps = state.steps_since_change + 1
-            # TensorFlow divides int32 tensors in float64, so that 1 / 20 equals the Python number 0.05 exactly.
-            shrink = tf.logical_and(shrink, bad / steps >= self._tolerance)
-            state = state._replace(steps_since_change=tf.where(tf.logical_or(grow, shrink), 0, steps))
-
-        scale = self._scale_within_bounds(state.loss_scale)
-        grown = self._grown(scale)
-        shrunk = tf.maximum(self._min_loss_scale, scale * self._decr_ratio)
-        return state._replace(
-            loss_scale=tf.where(grow, grown, tf.where(shrink, shrunk, scale)),
-            good_steps=tf.where(tf.logical_or(grow, shrink), 0, good),
-            bad_steps=tf.where(grow, forgiving, tf.where(shrink, 0, bad)),
-        )
-
-    def _grown(self, scale: tf.Tensor) -> tf.Tensor:
-        grown = scale * self._incr_ratio
-        if self._max_loss_scale is not None:
-            return tf.minimum(self._highest, grown)
-        # As in tf.contrib: if the product is infinite, the scale does not change.
-        return tf.where(tf.math.is_finite(grown), grown, scale)

@@ -4,14 +4,13 @@ import tensorflow as tf
 
 from tfmp.core import settings
 from tfmp.core.managers.base import LossScaleManager, Setting
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 
 
 class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale. Steps that overflow are still skipped.
 
-    Choose this manager if you know a good scale. `ExponentialUpdateLossScaleManager` finds one automatically. With a
-    scale of 1 nothing is scaled, and the only effect is that steps with infinities or NaN are skipped. The
+    With a scale of 1 nothing is scaled, and the only effect is that steps with infinities or NaN are skipped. The
     attribute `loss_scale` can be read, and not be changed.
 
     Args:

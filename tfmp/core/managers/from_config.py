@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from tfmp.core import settings
 from tfmp.core.managers.base import LossScaleManager
@@ -16,6 +16,32 @@ Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any]
 #: The defaults of the loss-scale wrappers of Keras and TensorFlow: the first scale, and the number of consecutive
 #: finite steps after which the scale doubles.
 _INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
+_DYNAMIC: dict[str, Any] = {
+    "init_loss_scale": _INITIAL_SCALE,
+    "incr_every_n_steps": _GROWTH_STEPS,
+    "decr_every_n_nan_or_inf": 1,
+    "incr_ratio": 2,
+    "decr_ratio": 0.5,
+}
+_STATIC = (FixedLossScaleManager, {"loss_scale": _INITIAL_SCALE})
+#: The class of each mode, and the arguments that it gets unless the configuration sets them.
+_MODES: dict[str, tuple[type[LossScaleManager], dict[str, Any]]] = {
+    "dynamic": (ExponentialUpdateLossScaleManager, _DYNAMIC),
+    "static": _STATIC,
+    "fixed": _STATIC,
+    "log_max": (LogMaxLossScaleManager, {"init_loss_scale": _INITIAL_SCALE}),
+}
+#: Other names that a configuration may have, and the arguments that they set in a mode whose class has these.
+_ALIASES = (
+    ("init_loss_scale", ("loss_scale",)),
+    ("init_scale", ("loss_scale",)),
+    ("init_scale", ("init_loss_scale",)),
+    ("scale_factor", ("incr_ratio", "decr_ratio")),
+    ("scale_window", ("incr_every_n_steps",)),
+    ("growth_factor", ("incr_ratio",)),
+    ("backoff_factor", ("decr_ratio",)),
+    ("growth_interval", ("incr_every_n_steps",)),
+)
 
 
 def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
@@ -44,9 +70,6 @@ def get_loss_scale_manager(spec: Specification) -> LossScaleManager:
 
     Args:
         spec: One of the values above.
-
-    Returns:
-        The manager.
 
     Raises:
         TypeError: `spec` is none of these values, or a setting has the wrong type.
@@ -93,8 +116,8 @@ def dynamic_manager(
     initial_scale: float = _INITIAL_SCALE, dynamic_growth_steps: int = _GROWTH_STEPS
 ) -> ExponentialUpdateLossScaleManager:
     """Return the manager that behaves like the loss scale of Keras' `LossScaleOptimizer`; errors use Keras' names."""
+    given = {"init_loss_scale": initial_scale, "incr_every_n_steps": dynamic_growth_steps}
     try:
-        given = {"init_loss_scale": initial_scale, "incr_every_n_steps": dynamic_growth_steps}
         return ExponentialUpdateLossScaleManager(**_DYNAMIC | given)
     except (TypeError, ValueError) as error:
         words = {"init_loss_scale": "initial_scale", "incr_every_n_steps": "dynamic_growth_steps"}
@@ -109,14 +132,15 @@ def _in_words(error: TypeError | ValueError, words: Mapping[str, str]) -> TypeEr
     return type(error)(what + got + value)
 
 
-def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager:
-    if not isinstance(name, str) or name not in _MODES:
-        raise ValueError(f"the mode of a loss scale is one of {', '.join(_MODES)}; got {name!r}.")
-    mode = _MODES[name]
-    names = mode.names()
+def _manager_of_mode(mode: object, given: Mapping[str, Any]) -> LossScaleManager:
+    if not isinstance(mode, str) or mode not in _MODES:
+        raise ValueError(f"the mode of a loss scale is one of {', '.join(_MODES)}; got {mode!r}.")
+    make, defaults = _MODES[mode]
+    own = list(inspect.signature(make).parameters)
+    names = {name: (name,) for name in own} | {name: sets for name, sets in _ALIASES if set(sets) <= set(own)}
     unknown = [key for key in given if key not in names]
     if unknown:
-        raise ValueError(f"a loss scale of mode {name!r} has no setting {unknown[0]!r}; it takes {', '.join(names)}.")
+        raise ValueError(f"a loss scale of mode {mode!r} has no setting {unknown[0]!r}; it takes {', '.join(names)}.")
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, value in given.items():
@@ -127,66 +151,16 @@ def _manager_of_mode(name: object, given: Mapping[str, Any]) -> LossScaleManager
     # In MMCV, the scale grows by `scale_factor` and shrinks by its reciprocal.
     if given_as.get("decr_ratio") == "scale_factor":
         values["decr_ratio"] = 1 / settings.positive("scale_factor", values["decr_ratio"])
-    if "init_loss_scale" in mode.defaults and "init_loss_scale" not in values:
-        values["init_loss_scale"] = _within_bounds(mode.defaults["init_loss_scale"], values)
+    values = defaults | values
+    if "init_loss_scale" not in given_as:
+        for bound, nearer in (("min_loss_scale", max), ("max_loss_scale", min)):
+            # The constructor refuses a bound that is not a number with a better message.
+            if settings.is_number(values.get(bound)):
+                values["init_loss_scale"] = nearer(values["init_loss_scale"], values[bound])
     try:
-        return mode.make(**mode.defaults | values)
+        return make(**values)
     except (TypeError, ValueError) as error:
         # Of the defaults, an error can only name a bound that the other one contradicts.
         words = {name: f"{name} (by default)" for name in ("min_loss_scale", "max_loss_scale") if name not in given_as}
         words |= {name: f"{word} ({name})" for name, word in given_as.items() if word != name}
         raise _in_words(error, words) from None
-
-
-def _within_bounds(default: float, values: Mapping[str, Any]) -> float:
-    """Return the default first scale, moved to the nearer bound if it lies outside the bounds in `values`."""
-    lowest, highest = (values.get(name) for name in ("min_loss_scale", "max_loss_scale"))
-    # A bound that is not a number is ignored here: the manager's constructor refuses it with a better message.
-    if lowest is not None and settings.is_number(lowest):
-        default = max(default, lowest)
-    if highest is not None and settings.is_number(highest):
-        default = min(default, highest)
-    return default
-
-
-class _Mode(NamedTuple):
-    """A mode of a configuration, such as "dynamic"."""
-
-    make: type[LossScaleManager]
-    #: The arguments of the class that are used if the configuration does not set them.
-    defaults: dict[str, Any]
-    #: For each other name that a configuration may contain, the arguments of the class that it sets.
-    aliases: dict[str, tuple[str, ...]]
-
-    def names(self) -> dict[str, tuple[str, ...]]:
-        """Return the arguments that each name in a configuration sets, beginning with their own names."""
-        return {name: (name,) for name in inspect.signature(self.make).parameters} | self.aliases
-
-
-_OF_RATIOS = {
-    "init_scale": ("init_loss_scale",),
-    "scale_factor": ("incr_ratio", "decr_ratio"),
-    "scale_window": ("incr_every_n_steps",),
-    "growth_factor": ("incr_ratio",),
-    "backoff_factor": ("decr_ratio",),
-    "growth_interval": ("incr_every_n_steps",),
-}
-_WITHOUT_RATIOS = {name: _OF_RATIOS[name] for name in ("init_scale", "scale_window", "growth_interval")}
-_DYNAMIC: dict[str, Any] = {
-    "init_loss_scale": _INITIAL_SCALE,
-    "incr_every_n_steps": _GROWTH_STEPS,
-    "decr_every_n_nan_or_inf": 1,
-    "incr_ratio": 2,
-    "decr_ratio": 0.5,
-}
-_STATIC = _Mode(
-    FixedLossScaleManager,
-    {"loss_scale": _INITIAL_SCALE},
-    dict.fromkeys(("init_loss_scale", "init_scale"), ("loss_scale",)),
-)
-_MODES = {
-    "dynamic": _Mode(ExponentialUpdateLossScaleManager, _DYNAMIC, _OF_RATIOS),
-    "static": _STATIC,
-    "fixed": _STATIC,
-    "log_max": _Mode(LogMaxLossScaleManager, {"init_loss_scale": 2**15}, _WITHOUT_RATIOS),
-}

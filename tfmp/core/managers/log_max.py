@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.managers.base import Setting
-from tfmp.core.managers.stateful import StatefulManager
+from tfmp.core.managers.base import Setting, StatefulManager
 
 # The bit layout of float32 in IEEE 754.
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127
@@ -42,11 +41,9 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
     """A loss scale that follows the magnitude of gradients, so that overflows are rare.
 
     `ExponentialUpdateLossScaleManager` finds the highest possible scale by overflowing now and then. This manager
-    predicts it instead. It observes the largest magnitude among the gradients of each step, `max_abs`. The logarithm of
-    `max_abs` usually changes slowly, with some deviation. The manager keeps a moving mean and variance of this
-    logarithm, and chooses the scale such that a gradient several standard deviations above the mean still does not
-    overflow. While gradients grow, the scale falls before they overflow; while they shrink, it rises without having
-    to overflow first.
+    predicts it from the largest magnitude among the gradients of each step, `max_abs`: the scale is such that a
+    gradient several standard deviations above the moving mean of the logarithm still does not overflow. So the scale
+    falls before growing gradients overflow, and rises without an overflow while they shrink.
 
     The rule after each step, where `n` counts the observations:
 
@@ -62,17 +59,14 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         proposal                         floor(log2(limit) - mean - deviations * sqrt(variance)), within log2 of the
                                          bounds
 
-    * For the first observations, `1 / n` is larger than `1 - decay`. The mean and the variance are then plain
-      averages, which do not depend on where they started.
-    * The variance measures how far the mean before a step missed that step's `x`. A steady drift therefore increases
-      it too. The first `x` has no prediction and does not enter the variance.
-    * The magnitude of gradients that overflowed is unknown, so an overflow does not change the mean and the variance.
-      It halves the scale once, and the margin keeps the scale below later proposals. Overflows before the first
-      observation leave no margin.
-    * The proposal is limited to the bounds before the margin is computed or subtracted. Otherwise a margin could
-      accumulate beyond the bounds and keep the scale too low later.
-    * A step whose gradients are all 0 is not an observation. Nor is a magnitude below 2**-126, which is denormal in
-      float32: some processors replace such numbers by 0.
+    * For the first observations, `1 / n` is larger than `1 - decay`: the mean and the variance are plain averages.
+    * The variance measures how far the mean before a step missed that step's `x`, so a steady drift increases it too.
+      The first `x` has no prediction and does not enter the variance.
+    * The magnitude of gradients that overflowed is unknown, so an overflow is not observed. It halves the scale once,
+      and the margin keeps the scale below later proposals.
+    * The proposal is limited to the bounds first, so that no margin accumulates beyond them.
+    * A magnitude below 2**-126 is not an observation, nor is 0: it is denormal in float32, and some processors replace
+      such numbers by 0.
 
     The scale is always a power of two, and never 0, infinite or NaN. If a checkpoint of another program restores other
     values, the next step corrects them: it brings the scale within the bounds, rounds it down to a power of two,
@@ -82,14 +76,14 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
     that are traced already hold their values.
 
     Args:
-        init_loss_scale: The scale before the first finite step, a power of two within the bounds. It must not be so low
-            that all gradients become 0: there would then be nothing to observe, and the scale would never change.
+        init_loss_scale: The scale before the first finite step, a power of two within the bounds. If it is so low that
+            all gradients become 0, there is nothing to observe, and the scale never changes.
         limit: The largest magnitude that a scaled gradient may have. 65504 is the largest number in float16.
         deviations: The number of standard deviations, from 0 to 1000, that a gradient may lie above the mean without
             overflowing. A larger number gives fewer overflows and a lower scale.
         mean_decay: The part of the mean that a step keeps, at least 0 and below 1. 0.99 averages over about 100 steps.
-        deviation_decay: The part of the variance that a step keeps, at least 0 and below 1. Choose it larger than
-            `mean_decay`, so that the variance covers a longer time than the mean.
+        deviation_decay: The part of the variance that a step keeps, at least 0 and below 1; larger than `mean_decay`,
+            so that the variance covers a longer time.
         incr_every_n_steps: The number of consecutive finite steps after which the margin falls by one.
         min_loss_scale: The lowest scale, a power of two, at least 2**-126.
         max_loss_scale: The highest scale, a power of two.
@@ -162,11 +156,8 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
 
         Args:
             finite_grads: A boolean scalar: were the gradients finite on every replica?
-            max_abs: A float32 scalar, the largest magnitude among the unscaled gradients of all replicas. It is
-                required. If `finite_grads` is False, its value is ignored.
-
-        Returns:
-            The op that updates the state; None in eager mode, where the update has happened on return.
+            max_abs: The largest magnitude among the unscaled gradients of all replicas, a float32 scalar; ignored if
+                `finite_grads` is False.
 
         Raises:
             TypeError: `max_abs` is missing.
@@ -182,12 +173,11 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         """Continue from another program's loss scale; the mean, the variance and the margin start anew.
 
         Args:
-            loss_scale: The scale of the other program. It is rounded to the nearest power of two within the bounds; if
-                two are equally near, to the lower one. A number that is not positive becomes `min_loss_scale`,
-                infinity becomes `max_loss_scale`, and NaN becomes `init_loss_scale`.
-            good_steps: Accepted for the same signature as `ExponentialUpdateLossScaleManager.continue_from`, and
-                ignored: good steps only reduce the margin, which starts at 0.
-            bad_steps: Accepted for the same signature, and ignored.
+            loss_scale: The scale of the other program. It is rounded to the nearest power of two within the bounds, of
+                two to the lower one; NaN becomes `init_loss_scale`.
+            good_steps: Ignored, because good steps only reduce the margin, which starts at 0. It is accepted for the
+                same signature as `ExponentialUpdateLossScaleManager.continue_from`, like `bad_steps`.
+            bad_steps: Ignored.
 
         Returns:
             The op that sets the state; None in eager mode.
@@ -205,8 +195,10 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         scale = settings.real("loss_scale", loss_scale)
         for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
             settings.number(name, steps)
-        nearest = self._init_loss_scale if math.isnan(scale) else self._nearest_power_of_two(scale)
-        return self._restart_with(loss_scale=np.float32(nearest))
+        within = self._init_loss_scale if math.isnan(scale) else min(max(scale, self._min_loss_scale), self._highest)
+        # `within` is fraction * 2**exponent with a fraction from 0.5 to 1: above 0.75 it is nearer to 2**exponent.
+        fraction, exponent = math.frexp(within)
+        return self._restart_with(loss_scale=np.float32(math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)))
 
     def _validate_state(self, state_dict: Mapping[str, float]) -> None:
         # A scale outside the bounds or between powers of two is accepted: the next step corrects it.
@@ -220,28 +212,23 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
         state = self._with_observation(self._mended(state), finite, max_abs)
         observed = state.observations > 0
-        proposal = self._exponent_within_bounds(
-            tf.math.floor(math.log2(self._limit) - state.log_mean - self._deviations * tf.sqrt(state.log_variance))
-        )
+        lowest, highest = self._lowest_exponent, self._highest_exponent
+        room = self._deviations * tf.sqrt(state.log_variance)
+        proposal = tf.math.floor(math.log2(self._limit) - state.log_mean - room)
+        proposal = tf.cast(tf.clip_by_value(proposal, float(lowest), float(highest)), tf.int32)
 
         good = tf.where(finite, state.good_steps + 1, 0)
         regain = good >= self._incr_every_n_steps
         margin = tf.where(regain, tf.maximum(0, state.margin - 1), state.margin)
         exponent = _exponent(state.loss_scale)
-        if_finite = tf.where(observed, tf.maximum(self._lowest_exponent, proposal - margin), exponent)
-        backed_off = tf.maximum(self._lowest_exponent, exponent - 1)
+        if_finite = tf.where(observed, tf.maximum(lowest, proposal - margin), exponent)
+        backed_off = tf.maximum(lowest, exponent - 1)
         margin_if_not = tf.where(observed, tf.maximum(0, proposal - backed_off), 0)
         return state._replace(
             loss_scale=_power_of_two(tf.where(finite, if_finite, backed_off)),
             margin=tf.where(finite, margin, margin_if_not),
             good_steps=tf.where(regain, 0, good),
         )
-
-    def _nearest_power_of_two(self, scale: float) -> float:
-        fraction, exponent = math.frexp(min(max(scale, self._min_loss_scale), self._highest))
-        # `frexp` returns scale == fraction * 2**exponent with a fraction from 0.5 to 1. Above 0.75 the scale is nearer
-        # to 2**exponent than to 2**(exponent - 1).
-        return math.ldexp(1, exponent - 1 if fraction <= 0.75 else exponent)
 
     def _mended(self, state: LogMaxState) -> LogMaxState:
         """Return the state with invalid values corrected; they can only come from another program's checkpoint."""
@@ -251,7 +238,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             log_mean=tf.where(known, state.log_mean, 0.0),
             log_variance=tf.where(known, state.log_variance, 0.0),
             observations=tf.where(known, state.observations, 0),
-            margin=tf.maximum(0, tf.minimum(state.margin, self._highest_exponent - self._lowest_exponent)),
+            margin=tf.clip_by_value(state.margin, 0, self._highest_exponent - self._lowest_exponent),
         )
 
     def _with_observation(self, state: LogMaxState, finite: tf.Tensor, max_abs: tf.Tensor) -> LogMaxState:
@@ -267,10 +254,6 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             log_variance=state.log_variance + (error * error - state.log_variance) * variance_rate,
             observations=count,
         )
-
-    def _exponent_within_bounds(self, exponent: tf.Tensor) -> tf.Tensor:
-        lowest, highest = float(self._lowest_exponent), float(self._highest_exponent)
-        return tf.cast(tf.minimum(tf.maximum(exponent, lowest), highest), tf.int32)
 
 
 def _rate(decay: float, count: tf.Tensor) -> tf.Tensor:

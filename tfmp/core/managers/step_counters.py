@@ -6,46 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 
-class StepCounters(NamedTuple):
-    """The counts of the steps since the session, or the eager program, began."""
-
-    #: Steps that were applied; int64.
-    applied_steps: tf.Tensor
-    #: Steps that were not applied; int64.
-    skipped_steps: tf.Tensor
-    #: Skipped steps since the last applied one; int64.
-    consecutive_skipped_steps: tf.Tensor
-    #: True before the first step; bool.
-    last_step_applied: tf.Tensor
-
-
-#: The counters before the first step.
-NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
-
-
-def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
-    """Return the counters after one more step."""
-    one_if_applied = tf.cast(applied, tf.int64)
-    one_if_skipped = 1 - one_if_applied
-    return StepCounters(
-        applied_steps=counters.applied_steps + one_if_applied,
-        skipped_steps=counters.skipped_steps + one_if_skipped,
-        consecutive_skipped_steps=(counters.consecutive_skipped_steps + 1) * one_if_skipped,
-        last_step_applied=applied,
-    )
-
-
-class LastDifference(NamedTuple):
-    """When a step last was finite and skipped, as a spike; or applied without micro-batches, which had overflowed."""
-
-    #: The number of attempted steps then; -1 if there was no such step; int64.
-    at_step: tf.Tensor
-
-
-#: The state before the first step.
-NO_DIFFERENCE = LastDifference(np.int64(-1))
-
-
 class LossScaleStatus(NamedTuple):
     """The loss scale and the counts of the steps: what monitors show. They use the fields' names as their tags.
 
@@ -68,6 +28,39 @@ class LossScaleStatus(NamedTuple):
     applied_steps: tf.Tensor
     skipped_steps: tf.Tensor
     consecutive_skipped_steps: tf.Tensor
+
+
+class StepCounters(NamedTuple):
+    """What is stored of the steps since the session, or the eager program, began; the names are those of the status."""
+
+    applied_steps: tf.Tensor
+    skipped_steps: tf.Tensor
+    consecutive_skipped_steps: tf.Tensor
+    last_step_applied: tf.Tensor
+
+
+class LastDifference(NamedTuple):
+    """When a step last was finite and skipped, as a spike; or applied without micro-batches, which had overflowed."""
+
+    #: The number of attempted steps then; -1 if there was no such step; int64.
+    at_step: tf.Tensor
+
+
+#: The states before the first step.
+NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
+NO_DIFFERENCE = LastDifference(np.int64(-1))
+
+
+def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
+    """Return the counters after one more step."""
+    one_if_applied = tf.cast(applied, tf.int64)
+    one_if_skipped = 1 - one_if_applied
+    return StepCounters(
+        applied_steps=counters.applied_steps + one_if_applied,
+        skipped_steps=counters.skipped_steps + one_if_skipped,
+        consecutive_skipped_steps=(counters.consecutive_skipped_steps + 1) * one_if_skipped,
+        last_step_applied=applied,
+    )
 
 
 def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_difference: LastDifference) -> LossScaleStatus:

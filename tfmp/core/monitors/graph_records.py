@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfmp.core.gradients.arithmetic import values_of
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.types import Gradients
 
 

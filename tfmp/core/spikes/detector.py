@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import AddVariable, Done
 
@@ -41,9 +41,8 @@ class SpikeDetector(tf.Module):
 
     Pass a detector as `skip_spikes` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. A single bad batch, with wrong
     labels or corrupt inputs, can give gradients that are finite but far larger than usual, and one such step can undo
-    days of training. A step that is skipped as a spike changes no weight, no slot and no count of steps. Unlike an
-    overflow it does not lower the loss scale: for the manager it is a finite step. (A `tfmp.LogMaxLossScaleManager`
-    observes its gradients, as those of any finite step.)
+    days of training. A step that is skipped as a spike changes no weight, no slot and no count of steps. For the
+    manager it is a finite step: it does not lower the loss scale, and a `tfmp.LogMaxLossScaleManager` observes it.
 
     The rule, where `norm` is the L2 norm of the unscaled gradients of all replicas together, before they are clipped:
 
@@ -62,16 +61,15 @@ class SpikeDetector(tf.Module):
       window.
 
     All replicas take the same decision. If a `tfmp.GradScaler` has several optimizers, the norms of each are compared
-    with its own earlier ones.
+    with its own earlier ones. Every `tfmp.LossScaleOptimizer` and `tfmp.GradScaler` needs a detector of its own.
 
     The state is saved with that of the loss-scale manager: by Keras with the optimizer, by a `tf.train.Checkpoint` of
-    the optimizer, the scaler or the detector, and in a TF1 graph by a `tf.compat.v1.train.Saver`. Every
-    `tfmp.LossScaleOptimizer` and `tfmp.GradScaler` needs a detector of its own.
+    the optimizer, the scaler or the detector, and in a TF1 graph by a `tf.compat.v1.train.Saver`.
 
     Args:
         window: The number of norms that a step is compared with, at least 2; 128 unless only `max_norm` is given.
-        deviations: The number of deviations by which the logarithm of a spike lies above the median, greater than 0; 4
-            by default.
+        deviations: The number of deviations by which the logarithm of a spike lies above the median, greater than 0;
+            by default 4.
         min_factor: A spike is more than this many times the median, however small the deviation is; greater than 1,
             by default 3.
         max_norm: The largest norm that is no spike, greater than 0. By default there is no fixed bound.
@@ -136,11 +134,7 @@ class SpikeDetector(tf.Module):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SpikeDetector":
-        """Make a detector from what `get_config` returned.
-
-        Args:
-            config: The constructor's arguments by name.
-        """
+        """Make a detector from what `get_config` returned."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -159,15 +153,10 @@ class SpikeDetector(tf.Module):
             >>> SpikeDetector().state_dict()
             {'states': []}
         """
-        with tf.init_scope():
-            read = [state.read()._asdict() for state in self.states]
-        return {"states": [{name: value.numpy().tolist() for name, value in each.items()} for each in read]}
+        return {"states": [state.numbers() for state in self.states]}
 
     def load_state_dict(self, state_dict: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Restore the state of eager mode from what `state_dict` returned.
-
-        Args:
-            state_dict: The dictionary that `state_dict` returned.
 
         Raises:
             TypeError: `state_dict` is not such a dictionary, or holds something else than numbers.
@@ -180,17 +169,18 @@ class SpikeDetector(tf.Module):
         """Validate what `load_state_dict` is given, and return the function that loads it."""
         if not isinstance(state_dict, Mapping) or set(state_dict) != {"states"}:
             raise TypeError(f"state_dict must be what state_dict() of a SpikeDetector returned, got {state_dict!r}.")
-        values = [self._validated_state(state) for state in state_dict["states"]]
+        states = list(state_dict["states"])
+        for state in states:
+            self._validate_state(state)
 
         def load() -> None:
-            with tf.init_scope():
-                missing = [self._initial_state()] * (len(self.states) - len(values))
-                for index, value in enumerate([*values, *missing]):
-                    self.state_of(index).assign(SpikeState(*map(tf.constant, value)))
+            missing = [self._initial_state()._asdict()] * (len(self.states) - len(states))
+            for index, state in enumerate([*states, *missing]):
+                self.state_of(index).load(state)
 
         return load
 
-    def _validated_state(self, state: Mapping[str, Any]) -> SpikeState:
+    def _validate_state(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping) or set(state) != set(SpikeState._fields):
             raise TypeError(f"a state must have the entries {', '.join(SpikeState._fields)}, got {state!r}.")
         norms = [settings.at_least_0("spike_window", norm) for norm in state["spike_window"]]
@@ -198,8 +188,8 @@ class SpikeDetector(tf.Module):
             raise ValueError(
                 f"spike_window must have {self._window_length} norms, got {len(norms)}: as many as window."
             )
-        counts = [settings.count(name, state[name], least=0) for name in SpikeState._fields[1:]]
-        return SpikeState(np.array(norms), *map(np.int32, counts))
+        for name in SpikeState._fields[1:]:
+            settings.count(name, state[name], least=0)
 
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the state in variables of a Keras optimizer, so that Keras saves them with the model.
@@ -226,7 +216,8 @@ class SpikeDetector(tf.Module):
     def _claim(self, owner: object) -> None:
         """Refuse a second owner: in eager code while the first one lives, in a graph for good."""
         with tf.init_scope():
-            is_eager, owners = tf.executing_eagerly(), self._owners_in_graph.get()
+            is_eager = tf.executing_eagerly()
+            owners = self._owners_in_graph.get()
             if is_eager and self._owner is not None:
                 owners = [self._owner()]
             if any(each not in (None, owner) for each in owners):

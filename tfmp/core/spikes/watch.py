@@ -13,6 +13,34 @@ from tfmp.core.storage.state_variables import StateVariables
 from tfmp.types import Done
 
 
+class SpikeWatch:
+    """Compares the norms of steps with the bound of a detector; those of different optimizers with different bounds."""
+
+    def __init__(self, detector: SpikeDetector) -> None:
+        self.detector = detector
+        self._optimizers: list[tuple[Any, ...]] = []
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                detector._claim(self)
+
+    def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> "Look":
+        """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
+        with tf.init_scope():
+            # Under a strategy, an Estimator makes an optimizer for each replica, and all may have one detector.
+            if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
+                self.detector._claim(self)
+        stored = self.detector.state_of(self._index_of(tuple(optimizers)))
+        state = stored.read()
+        return Look(self.detector, stored, state, norm, self.detector.bound(state))
+
+    def _index_of(self, optimizers: tuple[Any, ...]) -> int:
+        for index, known in enumerate(self._optimizers):
+            if len(known) == len(optimizers) and all(map(operator.is_, known, optimizers)):
+                return index
+        self._optimizers.append(optimizers)
+        return len(self._optimizers) - 1
+
+
 class Look(NamedTuple):
     """What one replica finds when it compares the norm of a step with the bound of a detector."""
 
@@ -20,9 +48,8 @@ class Look(NamedTuple):
     stored: StateVariables[SpikeState]
     #: The state before the step.
     state: SpikeState
-    #: float64.
+    #: float64, as is the bound.
     norm: tf.Tensor
-    #: float64.
     bound: tf.Tensor
 
     @property
@@ -39,34 +66,6 @@ class Look(NamedTuple):
         """Store the state after a step; called once for all replicas."""
         after = self.detector.next_state(self.state, self.norm, found.usable, found.is_above, found.spike)
         return self.stored.assign(after)
-
-
-class SpikeWatch:
-    """Compares the norms of steps with the bound of a detector; those of different optimizers with different bounds."""
-
-    def __init__(self, detector: SpikeDetector) -> None:
-        self.detector = detector
-        self._optimizers: list[tuple[Any, ...]] = []
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                detector._claim(self)
-
-    def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look:
-        """Compare the norm of a step of these optimizers, which step together, with the bound; on each replica."""
-        with tf.init_scope():
-            # Under a strategy, an Estimator makes an optimizer for each replica, and all may have one detector.
-            if not tf.executing_eagerly() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
-                self.detector._claim(self)
-        stored = self.detector.state_of(self._index_of(tuple(optimizers)))
-        state = stored.read()
-        return Look(self.detector, stored, state, norm, self.detector.bound(state))
-
-    def _index_of(self, optimizers: tuple[Any, ...]) -> int:
-        for index, known in enumerate(self._optimizers):
-            if len(known) == len(optimizers) and all(map(operator.is_, known, optimizers)):
-                return index
-        self._optimizers.append(optimizers)
-        return len(self._optimizers) - 1
 
 
 class SpikeReport(NamedTuple):

@@ -16,8 +16,7 @@ from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.watch import Look, SpikeRecord, SpikeReport, SpikeWatch
 from tfmp.core.storage.graph_variables import in_graph_itself
-from tfmp.core.storage.in_checkpoint import ByVariables, NotCheckpointed
-from tfmp.core.storage.state_variables import StateVariables
+from tfmp.core.storage.state_variables import ByVariables, NotCheckpointed, StateVariables
 from tfmp.types import Done, Gradients
 
 

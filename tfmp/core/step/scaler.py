@@ -19,7 +19,7 @@ from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.norms import StepNorms, WantedNorm
 from tfmp.core.step.worker_average import WorkerAverage
-from tfmp.core.storage.in_checkpoint import ByVariables
+from tfmp.core.storage.state_variables import ByVariables
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import Done, Gradient, Gradients
 

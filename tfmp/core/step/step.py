@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfmp.core.accumulation.accumulator import GradientAccumulator
+from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter, Program
 from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic

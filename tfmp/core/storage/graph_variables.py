@@ -1,4 +1,4 @@
-"""Makes and reads small variables, in a TF1 graph such that they are fetched and restored by their plain names.
+"""Keeps what belongs to a TF1 graph in that graph, above all small variables under their plain names.
 
 tf.contrib kept its state in reference variables: `session.run("loss_scale:0")` returned the number, and the checkpoint
 key was `loss_scale`. Both must still work with resource variables. But if a resource variable has this name,
@@ -9,6 +9,9 @@ key was `loss_scale`. Both must still work with resource variables. But if a res
     reference            loss_scale          the variable                  loss_scale
     resource             loss_scale/value    an op that reads it           loss_scale
 """
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +24,46 @@ from tfmp.core.tensorflow_internals import (
     set_slice_information,
     slice_information,
 )
+
+Kept = TypeVar("Kept")
+
+#: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
+SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+
+
+class OncePerGraph(Generic[Kept]):
+    """Makes an object once for each graph, outside control dependencies, conditionals and functions.
+
+    A manager may be made in one graph and used in others, as by Estimator. The object is deleted together with its
+    graph. With `make=list` it is a list in each graph, by which a monitor finds what is built there. In eager code
+    nothing is kept, so that such a list is empty.
+    """
+
+    def __init__(self, make: Callable[[], Kept]) -> None:
+        self._make = make
+
+    def get(self) -> Kept:
+        """Return the current graph's object, making it on the first call; in eager code, make a new one."""
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return self._make()
+            kept = self._kept()
+            if not kept:
+                # A slice is assigned, so that the list never has two objects: while this thread makes the object, the
+                # thread of another replica may make one too. The last one stays, and all threads return it later.
+                kept[:] = [self._make()]
+            return kept[0]
+
+    def made(self) -> Kept | None:
+        """Return the current graph's object if it was made; None if it was not, and in eager code."""
+        with tf.init_scope():
+            kept = [] if tf.executing_eagerly() else self._kept()
+            return kept[0] if kept else None
+
+    def _kept(self) -> list[Kept]:
+        # The key of the collection is no string, because TensorFlow exports the collections whose keys are strings.
+        kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
+        return kept
 
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
@@ -40,27 +83,40 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
     # user's variable scopes.
     with tf.name_scope(name) as scope:
         variable = tf.compat.v1.Variable(
-            initial_value, name="value", trainable=False, use_resource=True, **_SAME_ON_ALL_REPLICAS
+            initial_value, name="value", trainable=False, use_resource=True, **SAME_ON_ALL_REPLICAS
         )
         # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
         tf.identity(variable.read_value(), name=scope)
-    _set_checkpoint_key(variable, variable.name.removesuffix("/value:0"))
+    key = variable.name.removesuffix("/value:0")
+    # Every `Saver` must respect the key of a variable in GLOBAL_VARIABLES: the default one, Estimator's, and those that
+    # are made for `global_variables()`.
+    if isinstance(variable, tf.distribute.DistributedValues):
+        set_key_of_distributed(variable, key)
+    else:
+        set_slice_information(variable, _WholeVariable(key))
     return variable
 
 
-def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a resource variable that is not in any collection, so that scripts neither initialize nor save it.
+class _WholeVariable(tf.Variable.SaveSliceInfo):
+    """Slice information that sets a variable's checkpoint key; the slice is the whole variable.
 
-    It is uninitialized at the start of every session; the code that reads it must handle this.
+    A `Saver` uses `full_name` as the key. Since `spec` is empty, it writes an ordinary entry instead of a slice.
     """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(full_name=key, full_shape=[], var_offset=[], var_shape=[])
+
+    @property
+    def spec(self) -> str:
+        """The part of the checkpoint entry that the variable covers; an empty string means the whole entry."""
+        return ""
+
+
+def add_transient_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
+    """Make a resource variable in no collection, so that scripts neither initialize nor save it."""
     return tf.compat.v1.Variable(
-        initial_value, name=name, trainable=False, use_resource=True, collections=[], **_SAME_ON_ALL_REPLICAS
+        initial_value, name=name, trainable=False, use_resource=True, collections=[], **SAME_ON_ALL_REPLICAS
     )
-
-
-def add_eager_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a variable in eager code."""
-    return tf.Variable(initial_value, name=name, trainable=False, **_SAME_ON_ALL_REPLICAS)
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
@@ -88,8 +144,8 @@ def checkpoint_key(variable: tf.Variable) -> str:
 
 def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
     """Return the shape of the whole variable for one part of a partitioned variable; None for any other variable."""
-    # What `_set_checkpoint_key` sets has no shape.
     part = None if isinstance(variable, tf.distribute.DistributedValues) else slice_information(variable)
+    # A `_WholeVariable` has no shape.
     return tuple(part.full_shape) if part is not None and part.full_shape else None
 
 
@@ -106,31 +162,3 @@ def in_graph_itself() -> bool:
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
-
-
-#: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
-_SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
-
-
-class _WholeVariable(tf.Variable.SaveSliceInfo):
-    """Slice information that sets a variable's checkpoint key; the slice is the whole variable.
-
-    A `Saver` uses `full_name` as the key. Since `spec` is empty, it writes an ordinary entry instead of a slice.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__(full_name=key, full_shape=[], var_offset=[], var_shape=[])
-
-    @property
-    def spec(self) -> str:
-        """The part of the checkpoint entry that the variable covers; an empty string means the whole entry."""
-        return ""
-
-
-def _set_checkpoint_key(variable: tf.Variable, key: str) -> None:
-    # Every `Saver` must respect the key of a variable in GLOBAL_VARIABLES: the default one, Estimator's, and those that
-    # are made for `global_variables()`.
-    if isinstance(variable, tf.distribute.DistributedValues):
-        set_key_of_distributed(variable, key)
-    else:
-        set_slice_information(variable, _WholeVariable(key))

@@ -1,30 +1,24 @@
-"""Stores a NamedTuple of numbers in variables: one set of variables for each graph, and one for eager code."""
+"""Keeps numbers in variables, a set of them for each graph and for eager code, and decides what checkpoints hold."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core.storage import graph_variables
-from tfmp.core.storage.graph_registry import OncePerGraph
-from tfmp.core.storage.in_checkpoint import InCheckpoint
-from tfmp.core.tracing import in_thread_without_graph
+from tfmp.core.storage.graph_variables import (
+    SAME_ON_ALL_REPLICAS,
+    OncePerGraph,
+    add_saved_variable,
+    add_transient_variable,
+    at_top_level_of_graph,
+    value_of,
+)
+from tfmp.core.tracing import outside_of_functions
 from tfmp.types import AddVariable, Done
 
 State = TypeVar("State", bound=NamedTuple)
-
-
-class _Stored(NamedTuple):
-    """A state that is stored in one graph, or in eager code."""
-
-    #: The variables, one for each field.
-    variables: Any
-    #: Tensors that read the variables, at the top level of the graph. They can be fetched in every iteration, also
-    #: after the graph was finalized. None in eager code.
-    values: Any = None
-    #: Holds the variables in a `tf.train.Checkpoint` of the graph.
-    in_checkpoint: Any = None
+Kept = TypeVar("Kept")
 
 
 class StateVariables(tf.Module, Generic[State]):
@@ -40,6 +34,7 @@ class StateVariables(tf.Module, Generic[State]):
         self._initial = initial
         self._saved = saved
         self._in_graph = OncePerGraph(self._make_in_graph)
+        self._in_checkpoint_of_graph = OncePerGraph(self._make_in_checkpoint)
         #: The variables of eager code. This attribute's name is a part of the keys in a `tf.train.Checkpoint`.
         self.values: State | None = None
         #: True if the state of eager code is in variables of a host.
@@ -57,28 +52,27 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.init_scope():
             present = self._initial
             if self.values is not None:
-                present = self._like(graph_variables.value_of(variable).numpy() for variable in self.values)
+                present = self._like(value_of(variable).numpy() for variable in self.values)
             self.values = self._make(add_variable, present)
             self.is_hosted = True
 
     def create(self) -> State:
         """Return the variables of the current graph, or of eager code; make them on the first call."""
-        return self._here().variables
+        return self._here()[0]
 
-    def _here(self) -> _Stored:
+    def _here(self) -> tuple[State, State | None]:
+        """Return the variables and, in a graph, what `read` returns at its top level."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return self._in_graph.get()
             if self.values is None:
-                # While a function is traced, its graph would make the variables.
-                is_traced = tf.compat.v1.get_default_graph().building_function
-                self.values = in_thread_without_graph(self._make_eager) if is_traced else self._make_eager()
-            return _Stored(self.values)
+                self.values = outside_of_functions(lambda: self._make(_add_in_eager_code, self._initial))
+            return self.values, None
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that were made in the current graph; none in eager code."""
         made = self._in_graph.made()
-        return [] if made is None else list(made.variables)
+        return [] if made is None else list(made[0])
 
     def read(self) -> State:
         """Return the state as tensors.
@@ -87,27 +81,37 @@ class StateVariables(tf.Module, Generic[State]):
         add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
         call adds new ops that read the variables.
         """
-        here = self._here()
-        return here.values if graph_variables.at_top_level_of_graph() else self._read(here.variables)
+        variables, at_top_level = self._here()
+        if at_top_level is not None and at_top_level_of_graph():
+            return at_top_level
+        return self._read(variables)
 
     def get(self, field: str) -> tf.Tensor:
         """Return one field of the state, as `read` returns it, without reading the others."""
-        here = self._here()
-        if graph_variables.at_top_level_of_graph():
-            return getattr(here.values, field)
-        if self._is_initialized():
-            return graph_variables.value_of(getattr(here.variables, field))
-        return getattr(self._read(here.variables), field)
-
-    def _is_initialized(self) -> bool:
-        """Return whether the variables certainly have values when they are read."""
-        return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
+        variables, at_top_level = self._here()
+        if self._is_initialized() and not (at_top_level is not None and at_top_level_of_graph()):
+            return value_of(getattr(variables, field))
+        return getattr(self.read(), field)
 
     def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed."""
         variables = self.create()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the state of eager code as Python numbers, and lists of them, by the names of the fields."""
+        with tf.init_scope():
+            return {name: value.numpy().tolist() for name, value in self.read()._asdict().items()}
+
+    def load(self, numbers: Mapping[str, Any]) -> None:
+        """Set the state of eager code from what `numbers` returned."""
+        with tf.init_scope():
+            variables = self.create()
+            # All values are converted before the first is stored: if one is not a number, nothing changes.
+            values = [np.array(numbers[name], initial.dtype) for name, initial in self._initial._asdict().items()]
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         # A `tf.train.Checkpoint` in a graph, as `model_to_estimator` has it, holds the variables of that graph under
@@ -116,39 +120,29 @@ class StateVariables(tf.Module, Generic[State]):
             return {}
         with tf.init_scope():
             if self._saved and not tf.executing_eagerly():
-                return dict(self._in_graph.get().in_checkpoint._trackable_children(save_type, **kwargs))
+                return dict(self._in_checkpoint_of_graph.get()._trackable_children(save_type, **kwargs))
         return dict(super()._trackable_children(save_type, **kwargs))
 
-    def numbers(self) -> dict[str, float]:
-        """Return the state of eager code as Python numbers, by the names of the fields; all fields must be scalars."""
-        with tf.init_scope():
-            return {name: value.numpy().item() for name, value in self._read(self.create())._asdict().items()}
+    def _make_in_graph(self) -> tuple[State, State]:
+        variables = self._make(add_saved_variable if self._saved else add_transient_variable, self._initial)
+        # Read here, so that the values can be fetched in every iteration, also after the graph was finalized.
+        return variables, self._read(variables)
 
-    def load(self, numbers: Mapping[str, float]) -> None:
-        """Set the state of eager code from a number for each field, by the name of the field."""
-        with tf.init_scope():
-            variables = self.create()
-            # All values are converted before the first is stored: if one is not a number, nothing changes.
-            values = [np.array(numbers[name], initial.dtype) for name, initial in self._initial._asdict().items()]
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-
-    def _make_in_graph(self) -> _Stored:
-        add = graph_variables.add_saved_variable if self._saved else graph_variables.add_transient_variable
-        variables = self._make(add, self._initial)
-        in_checkpoint = tf.Module()
-        in_checkpoint.values = self._like(map(_in_checkpoint_of_graph, variables, self._initial))
-        return _Stored(variables, self._read(variables), in_checkpoint)
-
-    def _make_eager(self) -> State:
-        return self._make(graph_variables.add_eager_variable, self._initial)
+    def _make_in_checkpoint(self) -> tf.Module:
+        module = tf.Module()
+        module.values = self._like(map(_in_checkpoint, self.create(), self._initial))
+        return module
 
     def _make(self, add_variable: AddVariable, initial: State) -> State:
         return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
 
+    def _is_initialized(self) -> bool:
+        """Return whether the variables certainly have values when they are read."""
+        return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
+
     def _read(self, variables: State) -> State:
         def read_variables() -> State:
-            return self._like(map(graph_variables.value_of, variables))
+            return self._like(map(value_of, variables))
 
         if self._is_initialized():
             return read_variables()
@@ -161,7 +155,32 @@ class StateVariables(tf.Module, Generic[State]):
         return type(self._initial)._make(values)
 
 
-def _in_checkpoint_of_graph(variable: tf.Variable, initial: np.generic | np.ndarray) -> InCheckpoint:
+def _add_in_eager_code(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
+    return tf.Variable(initial_value, name=name, trainable=False, **SAME_ON_ALL_REPLICAS)
+
+
+class InCheckpoint(tf.Module):
+    """A value that checkpoints hold like that of a variable: `read` returns it, `restore` gets a saved one.
+
+    The value has no shape or type of its own, so a checkpoint of a variable is restored whatever these are. What
+    `restore` returns is run when a session restores the checkpoint.
+    """
+
+    def __init__(self, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Done]) -> None:
+        super().__init__()
+        # Functions are no parts of a checkpoint, unlike a variable that was an attribute here.
+        self._read = read
+        self._restore = restore
+
+    # A checkpoint has this name for the value of every variable.
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self._read()}
+
+    def _restore_from_tensors(self, restored: Mapping[str, tf.Tensor]) -> Done:
+        return self._restore(restored["VARIABLE_VALUE"])
+
+
+def _in_checkpoint(variable: tf.Variable, initial: np.generic | np.ndarray) -> InCheckpoint:
     """Return a variable of a graph as a checkpoint holds it, which may be saved before a session initializes it."""
 
     def read() -> tf.Tensor:
@@ -169,3 +188,32 @@ def _in_checkpoint_of_graph(variable: tf.Variable, initial: np.generic | np.ndar
         return tf.cond(is_initialized, variable.read_value, lambda: tf.constant(initial))
 
     return InCheckpoint(read, lambda value: variable.assign(value).op)
+
+
+class NotCheckpointed(tf.Module):
+    """A module that describes one run of a program: in a SavedModel, whose functions use it, and in no checkpoint."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        # This method is private: TensorFlow has no public way to be in a SavedModel but not in a checkpoint.
+        return super()._trackable_children(save_type, **kwargs) if save_type == "savedmodel" else {}
+
+
+class ByVariables(NotCheckpointed, Generic[Kept]):
+    """One object for each list of variables, made when steps are first taken with these."""
+
+    def __init__(self, make: Callable[[Sequence[str]], Kept]) -> None:
+        super().__init__()
+        self._make = make
+        self._each: dict[str, Kept] = {}
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Iterate over the objects, in the order of their first use."""
+        return iter(self._each.values())
+
+    def of(self, names: Sequence[str]) -> Kept:
+        """Return the object for the variables of these names, making it on the first call."""
+        # A string, because TensorFlow tracks nothing in a dictionary with other keys.
+        key = "\n".join(names)
+        if key not in self._each:
+            self._each[key] = self._make(names)
+        return self._each[key]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.graph_search import calls_functions
-from tfmp.core.storage.graph_registry import OncePerGraph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.mixed_precision.levels.keras_hooks import levels
 from tfmp.mixed_precision.levels.level import Level
 

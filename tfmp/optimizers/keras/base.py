@@ -13,7 +13,7 @@ from tfmp.core.adapter import OptimizerAdapter, names_of
 from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
 from tfmp.core.step.scaler import Facts
 from tfmp.core.tracing import without_autograph
-from tfmp.core.watch.loop_record import LoopRecord
+from tfmp.core.watch import LoopRecord
 from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
 from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
 from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer

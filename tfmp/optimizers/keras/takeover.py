@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager, dynamic_manager
-from tfmp.core.storage.in_checkpoint import InCheckpoint
+from tfmp.core.storage.state_variables import InCheckpoint
 
 _logger = logging.getLogger("tfmp")
 

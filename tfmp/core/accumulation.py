@@ -1,12 +1,11 @@
 """Adds up the gradients of several micro-batches, so that their mean can be applied like that of one batch."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
-from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_settings
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.check import GradientCheck
@@ -14,6 +13,26 @@ from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_dete
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
+
+
+class AccumulationSettings(NamedTuple):
+    """The settings of a window, checked by `accumulation_settings`; `GradientAccumulator` says what they mean."""
+
+    accumulation_steps: int
+    overflow_drops: str
+    micro_batches_per_epoch: int | None
+
+
+def accumulation_settings(
+    accumulation_steps: int, overflow_drops: str, micro_batches_per_epoch: int | None
+) -> AccumulationSettings:
+    """Check the settings that a user passed, and return them."""
+    if overflow_drops not in ("window", "micro_batch"):
+        raise ValueError(f'overflow_drops must be "window" or "micro_batch", got {overflow_drops!r}.')
+    per_epoch = None
+    if micro_batches_per_epoch is not None:
+        per_epoch = settings.count("micro_batches_per_epoch", micro_batches_per_epoch)
+    return AccumulationSettings(settings.count("accumulation_steps", accumulation_steps), overflow_drops, per_epoch)
 
 
 class GradientAccumulator(tf.Module):
@@ -31,23 +50,22 @@ class GradientAccumulator(tf.Module):
         usable   kept == tried                  with overflow_drops="window"
                  kept > 0                       with overflow_drops="micro_batch"
 
-    `GradScaler.step` skips the step if the window is not usable. The sum is divided by the number of micro-batches that
-    are in it, so the mean is also right if a window ends early. Each replica of a `tf.distribute` strategy, and each
-    process of Horovod, has sums of its own. They are combined when `GradScaler.unscale` ends the window: `kept` and
-    `tried` in the rule are then the totals of all replicas.
+    `GradScaler.step` skips the step if the window is not usable. The mean is also right if a window ends early. Each
+    replica of a `tf.distribute` strategy, and each process of Horovod, has sums of its own, until `GradScaler.unscale`
+    ends the window: `kept` and `tried` in the rule are then the totals of all replicas.
 
     Gradients that are None: the mean for a variable is None until a micro-batch has a gradient for it. After that, None
-    counts as zeros. In a `tf.function` this is decided when the function is traced. If a variable has had no gradient
-    by the time that a function takes the mean in its trace, the function never returns a mean for that variable;
-    adding a gradient for it later is an error. After a checkpoint was restored, eager code assumes that the variables
-    whose sum is not 0 had a gradient; a graph only counts gradients that are added in it.
+    counts as zeros. In a `tf.function` this is decided when the function is traced: if a variable has had no gradient
+    by then, the function never returns a mean for it, and adding a gradient for it later is an error. After a
+    checkpoint was restored, eager code assumes that the variables whose sum is not 0 had a gradient; a graph only
+    counts gradients that are added in it.
 
     Sparse gradients: if the last gradient for a variable was an `IndexedSlices`, the mean is one too. It contains the
     rows whose sum is not 0; in code that XLA compiles it contains all rows.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Under a `tf.distribute` strategy, make the
-            accumulator in the strategy's scope.
+            accumulator in the strategy's scope, and call its methods on the replicas; `is_full` can be read outside.
         accumulation_steps: The number of micro-batches in a full window.
         overflow_drops: What an overflow drops. With `"window"` the step is skipped if any micro-batch overflowed. With
             `"micro_batch"` the step is taken with the mean of the others.
@@ -68,6 +86,8 @@ class GradientAccumulator(tf.Module):
     Raises:
         TypeError: A setting is of the wrong type.
         ValueError: There are no variables, or a setting is out of range.
+        RuntimeError: A method is called outside of the replicas of the strategy in whose scope the accumulator was
+            made, or of a strategy outside of whose scope it was made.
 
     Examples:
         >>> import tfmp
@@ -92,13 +112,8 @@ class GradientAccumulator(tf.Module):
         overflow_detector: OverflowDetector | None = None,
     ) -> None:
         super().__init__()
-        self._build(
-            variables,
-            accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch),
-            overflow_detector,
-            _add_buffer,
-            keeps_float32=False,
-        )
+        given = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        self._build(variables, given, overflow_detector, _add_buffer, keeps_float32=False)
 
     def _build(
         self,
@@ -115,10 +130,15 @@ class GradientAccumulator(tf.Module):
             raise ValueError("variables is empty: pass the variables to train.")
         self._detector = validated_detector(overflow_detector)
         dtypes = [tf.as_dtype(variable.dtype).base_dtype for variable in variables]
-        sum_dtypes = [_wide(dtype) for dtype in dtypes]
+        sum_dtypes = [tf.float32 if dtype in HALF_TYPES else dtype for dtype in dtypes]
         self._dtypes = sum_dtypes if keeps_float32 else dtypes
         self._strategy = tf.distribute.get_strategy()
-        self._presence = _Presence([variable.name for variable in variables])
+        self._names = [variable.name for variable in variables]
+        # The indices of the variables that have had a gradient; of those whose last gradient was sparse; and of those
+        # for which a traced end of a window returns None.
+        self._have_grad: set[int] = set()
+        self._sparse: set[int] = set()
+        self._none_when_traced: set[int] = set()
         with tf.init_scope():
             self.sums = [
                 add(f"sum_{index}", variable.shape.as_list(), dtype)
@@ -136,8 +156,6 @@ class GradientAccumulator(tf.Module):
     @property
     def is_full(self) -> tf.Tensor:
         """True if the window has ended, because it is full or because the epoch is over; a boolean scalar.
-
-        Under a `tf.distribute` strategy you can read it on the replicas, and also outside of `strategy.run`.
 
         Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
@@ -176,8 +194,6 @@ class GradientAccumulator(tf.Module):
                 gradient for a variable that had none when the function that ends the window was traced; or the scale is
                 not finite or not greater than 0.
             TypeError: `grads` is not a list of gradients, a gradient is complex, or the scale is not a number.
-            RuntimeError: The accumulator was made in a strategy's scope, and this call is outside of its replicas; or
-                it was made outside of the scope of the active strategy.
 
         Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2)
@@ -210,9 +226,7 @@ class GradientAccumulator(tf.Module):
         self._refuse_outside_of_replicas()
         lists.refuse_other_number(grads, self.sums)
         lists.refuse_all_none(grads)
-        self._presence.refuse_ignored(grads)
-        self._recall_restored()
-        self._presence.note(grads)
+        self._note_presence(grads)
         check = GradientCheck(self._detector, loss_scale)
         max_abs = [check.max_abs(grads)] if keeps_max_abs else []
 
@@ -228,6 +242,28 @@ class GradientAccumulator(tf.Module):
         with tf.control_dependencies([conditional_update(check.usable(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
+    def _note_presence(self, grads: Gradients) -> None:
+        """Remember which variables these gradients are for; refuse one that a traced end of a window leaves out."""
+        present = {index for index, grad in enumerate(grads) if grad is not None}
+        ignored = ", ".join(self._names[index] for index in sorted(present & self._none_when_traced))
+        if ignored:
+            raise ValueError(
+                f"there was no gradient for {ignored} when the function that ends the window was traced, so that "
+                "function would ignore the gradient that is added now: pass tf.zeros_like(variable) as the gradient "
+                "before the function is traced, or add all micro-batches in one function."
+            )
+        self._recall_restored()
+        self._have_grad |= present
+        self._sparse -= present
+        self._sparse |= {index for index in present if arithmetic.is_sparse(grads[index])}
+
+    def _recall_restored(self) -> None:
+        # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
+        # which variables had gradients.
+        if not self._have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
+            not_zero = [bool(tf.reduce_any(values.read_value() != 0)) for values in self.sums]
+            self._have_grad = {index for index, restored in enumerate(not_zero) if restored}
+
     @without_autograph
     def mean(self) -> list[Gradient]:
         """Return the mean of the micro-batches that this replica has kept: the sums divided by their number.
@@ -236,12 +272,11 @@ class GradientAccumulator(tf.Module):
         by the total number of all replicas; this method divides by the number of this replica.
 
         Returns:
-            One gradient for each variable, in the variable's dtype unless `keeps_float32` is set. It is NaN if every
-            micro-batch overflowed, and None if no micro-batch had a gradient for the variable.
+            One gradient for each variable, in the variable's dtype. It is NaN if every micro-batch overflowed, and None
+            if no micro-batch had a gradient for the variable.
 
         Raises:
-            RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
-                replicas of the strategy in whose scope the accumulator was made.
+            RuntimeError: The window is empty; this is only checked in eager code.
 
         Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 4)
@@ -261,9 +296,6 @@ class GradientAccumulator(tf.Module):
 
         Returns:
             The op that empties the window; None in eager mode.
-
-        Raises:
-            RuntimeError: The call is outside of the replicas of the strategy in whose scope the accumulator was made.
 
         Examples:
             >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 4)
@@ -286,17 +318,12 @@ class GradientAccumulator(tf.Module):
     def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], Checked, Done]:
         """Return this replica's part of the window's mean, what is known of it, and the op that empties the window.
 
-        Args:
-            total: Sums a tensor over the replicas.
-
-        Returns:
-            The gradients, the check of the micro-batches, and the op (None in eager mode). The gradients are this
-            replica's sums, divided by the average number of micro-batches that a replica has kept: their mean over the
-            replicas is the mean of all micro-batches that were kept.
+        The gradients are this replica's sums, divided by the average number of micro-batches that a replica has kept:
+        their mean over the replicas is the mean of all micro-batches that were kept. `total` sums a tensor over the
+        replicas.
 
         Raises:
-            RuntimeError: The window is empty (this is only checked in eager code), or the call is outside of the
-                replicas of the strategy in whose scope the accumulator was made.
+            RuntimeError: The window is empty; this is only checked in eager code.
         """
         self._refuse_outside_of_replicas()
         self._refuse_if_empty()
@@ -317,22 +344,16 @@ class GradientAccumulator(tf.Module):
 
     def _divided_sums(self, divide: Callable[[tf.Tensor], tf.Tensor]) -> list[Gradient]:
         self._recall_restored()
-        self._presence.note_end()
+        if not tf.executing_eagerly():
+            self._none_when_traced |= set(range(len(self.sums))) - self._have_grad
         grads: list[Gradient] = []
         for index, (variable, dtype) in enumerate(zip(self.sums, self._dtypes, strict=True)):
             grad = None
-            if index in self._presence.have_grad:
+            if index in self._have_grad:
                 values = variable.read_value()
-                grad = arithmetic.rows_not_zero(values) if index in self._presence.sparse else values
+                grad = arithmetic.rows_not_zero(values) if index in self._sparse else values
             grads.append(arithmetic.cast(arithmetic.map_values(divide, grad), dtype))
         return grads
-
-    def _recall_restored(self) -> None:
-        # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
-        # which variables had gradients.
-        if not self._presence.have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
-            not_zero = [bool(tf.reduce_any(values.read_value() != 0)) for values in self.sums]
-            self._presence.have_grad = {index for index, restored in enumerate(not_zero) if restored}
 
     def _is_on_replica(self) -> bool:
         return tf.distribute.get_strategy() is self._strategy and not tf.distribute.in_cross_replica_context()
@@ -353,48 +374,6 @@ class GradientAccumulator(tf.Module):
     def _refuse_if_empty(self) -> None:
         if tf.executing_eagerly() and self.tried.read_value() == 0:
             raise RuntimeError("the window is empty: add gradients first.")
-
-
-class _Presence:
-    """The variables that have had a gradient, by their indices."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self.have_grad: set[int] = set()
-        #: Those whose last gradient was sparse.
-        self.sparse: set[int] = set()
-        # Those for which a traced end of a window returns None.
-        self._none_when_traced: set[int] = set()
-
-    def refuse_ignored(self, grads: Gradients) -> None:
-        """Raise an error if there is a gradient for a variable for which a traced end of a window returns None."""
-        ignored = ", ".join(self._names[index] for index in sorted(_present(grads) & self._none_when_traced))
-        if ignored:
-            raise ValueError(
-                f"there was no gradient for {ignored} when the function that ends the window was traced, so that "
-                "function would ignore the gradient that is added now: pass tf.zeros_like(variable) as the gradient "
-                "before the function is traced, or add all micro-batches in one function."
-            )
-
-    def note(self, grads: Gradients) -> None:
-        """Remember which variables these gradients are for."""
-        present = _present(grads)
-        self.have_grad |= present
-        self.sparse -= present
-        self.sparse |= {index for index in present if arithmetic.is_sparse(grads[index])}
-
-    def note_end(self) -> None:
-        """Remember, where a function is traced that ends a window, for which variables it returns None."""
-        if not tf.executing_eagerly():
-            self._none_when_traced |= set(range(len(self._names))) - self.have_grad
-
-
-def _present(grads: Gradients) -> set[int]:
-    return {index for index, grad in enumerate(grads) if grad is not None}
-
-
-def _wide(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in HALF_TYPES else dtype
 
 
 def accumulator_of_optimizer(

@@ -1,1 +1,0 @@
-"""Notices gradients that are not those of a scaled loss, or are not unscaled."""
