@@ -10,9 +10,8 @@ from tfmp.core.accumulation.settings import AccumulationSettings, accumulation_s
 from tfmp.core.control_flow import conditional_update
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
-from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
-from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.overflow.found import Checked, Found, GradientCheck
 from tfmp.core.tracing import without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
