@@ -18,7 +18,7 @@ from tfmp.core.managers.step_counters import LossScaleStatus as LossScaleStatus
 from tfmp.core.overflow.detectors import NonFiniteDetector as NonFiniteDetector
 from tfmp.core.overflow.detectors import OverflowDetector as OverflowDetector
 from tfmp.core.overflow.detectors import SaturationDetector as SaturationDetector
-from tfmp.core.overflow.overflow_counts import OverflowReport as OverflowReport
+from tfmp.core.overflow.found import OverflowReport as OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector as SpikeDetector
 from tfmp.core.spikes.watch import SpikeReport as SpikeReport
 from tfmp.grad_scaler.replay import replay as replay

@@ -86,5 +86,5 @@ def test_setting_decides_whether_processes_of_horovod_train_together(
     run_horovod(monkeypatch, 2)
     scaler = tfmp.GradScaler(8, is_distributed=is_distributed)
     assert repr(scaler._scaler.distribution()) == ("Horovod()" if is_distributed else "SingleProcess()")
-    scaler._scaler.worker_average.warn_if_missing()
+    scaler._scaler.warn_if_not_averaged()
     assert ("nothing averages the gradients" in caplog.text) is not is_distributed

@@ -8,9 +8,8 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
-from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
-from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.overflow.found import Checked, Found, GradientCheck
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 

@@ -11,12 +11,11 @@ from tfmp.types import Done, Gradient, Gradients
 
 
 class OptimizerAdapter:
-    """An optimizer together with the variables that it trains, in the form that `LossScaler` uses.
+    """An optimizer together with the variables that it trains, as a step uses it; a host overrides what differs.
 
     This class works with any optimizer that has a method `apply_gradients(grads_and_vars, **kwargs)`: with optimizers
-    that users wrote, and in a `tfmp.GradScaler` also with those of Keras. For each host framework there is a subclass,
-    which overrides the methods that must differ for this host. The variables are in the order of the gradients;
-    `kwargs` are keyword arguments for the optimizer's `apply_gradients`.
+    that users wrote, and in a `tfmp.GradScaler` also with those of Keras. The variables are in the order of the
+    gradients; `kwargs` are keyword arguments for the optimizer's `apply_gradients`.
 
     An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
     conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
@@ -30,17 +29,6 @@ class OptimizerAdapter:
             "gradient" was never scaled.
         sums_first: True if the gradients are already summed over the replicas when they are checked. If it is False,
             the optimizer may sum them when it applies them.
-
-    Examples:
-        >>> class Descent:
-        ...     def apply_gradients(self, grads_and_vars):
-        ...         for grad, variable in grads_and_vars:
-        ...             variable.assign_sub(grad)
-        >>> w, b = tf.Variable(1.0, name="w"), tf.Variable(1.0, name="b")
-        >>> adapter = OptimizerAdapter(Descent(), [w, b])
-        >>> adapter.apply([tf.constant(0.25), None])
-        >>> adapter.names, float(w), float(b)
-        (['w:0', 'b:0'], 0.75, 1.0)
     """
 
     def __init__(

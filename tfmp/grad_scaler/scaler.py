@@ -366,7 +366,7 @@ class GradScaler(StepsWithRanges, tf.Module):
 
     def _unscaled_and_checked(self, grads: Gradients, facts: Facts) -> tuple[list[Gradient], Checked]:
         unscaled_grads = self._scaler.unscale(grads, facts.loss_scale)
-        found = facts.check_early(unscaled_grads)
+        found = facts.check().find(unscaled_grads)
         return unscaled_grads, Checked(found, grads=unscaled_grads, unclipped=unscaled_grads)
 
     def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Checked, Done]:
@@ -378,7 +378,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         window = window._replace(unclipped=mean)
         if not self._enabled:
             return mean, window, emptied
-        of_mean = self._scaler.facts(distribution).check_early(mean, of_window=True)
+        of_mean = self._scaler.facts(distribution).check(of_window=True).find(mean)
         found = window.found._replace(usable=tf.logical_and(window.found.usable, of_mean.usable))
         return mean, window._replace(found=found, grads=mean), emptied
 
@@ -608,7 +608,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         if not self._is_distributed:
             return list(grads)
         names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.worker_average.mean(grads, names, distribution)
+        return self._scaler.mean_over_workers(grads, names, distribution)
 
     def _part(
         self,

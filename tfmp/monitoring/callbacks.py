@@ -16,8 +16,8 @@ from tfmp.core.step.properties import StepProperties
 from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
 from tfmp.hosts.keras.which import keras_of
 from tfmp.monitoring.norm_history import NormHistory
-from tfmp.monitoring.reporter import Counts, Reporter, StepValues, with_values
-from tfmp.monitoring.stuck import OnStuck, StuckWatch, several_processes
+from tfmp.monitoring.reporter import Reporter, StepValues, with_values
+from tfmp.monitoring.stuck import OnStuck, several_processes
 from tfmp.monitoring.summaries import FitSummaries
 from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.ranges.history import RangeHistory
@@ -42,17 +42,14 @@ class LossScaleCallback(keras.callbacks.Callback):
     many of the skipped steps were skipped as spikes. The callback moves itself to the front of the list of callbacks,
     so that those before it see the values too. Validation, `evaluate` and `predict` are not changed.
 
-    Every `every_n_steps` batches, and at the end of each epoch, the callback reports. A report writes TensorBoard
-    summaries, if `summary_dir` is given. After skipped steps it names the variables whose gradients overflowed at the
-    last skipped step, or made the norm of the last spike so large. It warns, once until a step has been applied, if
-    training is stuck, which means one of three things: steps are skipped although the loss scale is at its lowest
-    value; the scale was lowered many times in a row without one applied step; or the loss is infinite or NaN. At the
-    end of `fit` the callback logs how often the gradient of each variable overflowed during that `fit`.
+    Every `every_n_steps` batches, and at the end of each epoch, the callback reports: it writes TensorBoard summaries,
+    if `summary_dir` is given, and after skipped steps it names the variables whose gradients overflowed at the last
+    skipped step, or made the norm of the last spike so large. It warns, once until a step has been applied, if training
+    is stuck; `tfmp.LossScaleStuckError` says when it is. At the end of `fit` it logs how often the gradient of each
+    variable overflowed during that `fit`. If several processes train together, give the callback to each of them.
 
-    If several processes train together, give the callback to each of them. A loss belongs to one process alone, so in
-    that case a bad loss causes a warning but never ends the training. Messages go to `logging.getLogger("tfmp")`. When
-    the callback first names a variable, it sets the level of this logger to INFO unless the program has set a level,
-    and adds a handler for standard error if none is set up.
+    Messages go to `logging.getLogger("tfmp")`. When the callback first names a variable, it sets the level of this
+    logger to INFO unless the program has set a level, and adds a handler for standard error if none is set up.
 
     Values are fetched from the device only for a report, and where Keras reads the logs of a batch anyway. Keras 2
     reads them only with `verbose=1`, or if another callback needs numbers; otherwise it shows them by epoch only. Its
@@ -123,7 +120,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         self.params: dict[str, Any] = {}
         self._every_n_steps = settings.count("every_n_steps", every_n_steps)
         self._summaries = FitSummaries(summary_dir)
-        self._reporter = Reporter(StuckWatch(on_stuck, stuck_after))
+        self._reporter = Reporter(on_stuck, stuck_after)
         self._batches = 0
         if ranges_batch is not None and ranges_every_n_steps is None:
             raise ValueError("ranges_batch is looked at every ranges_every_n_steps steps: pass that, too.")
@@ -171,7 +168,7 @@ class LossScaleCallback(keras.callbacks.Callback):
                 if math.isnan(float(opt.gradient_norm)):
                     trace_again(self.model)
             self._batches = 0
-            self._reporter.begin(self._summaries, [self._counts()], several=several)
+            self._reporter.begin(self._summaries, [self._values(with_counts=True)], several=several)
             if self._ranges is not None:
                 self._ranges.begin(self.model, opt)
         elif not self._warned_about_optimizer:
@@ -208,7 +205,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         """Log how often the gradient of each variable overflowed since `fit` began."""
         del logs
         if self._opt is not None:
-            self._reporter.finish([self._counts()])
+            self._reporter.finish([self._values(with_counts=True)])
 
     @property
     def _opt(self) -> Any:  # noqa: ANN401 - an object of any Keras
@@ -221,7 +218,7 @@ class LossScaleCallback(keras.callbacks.Callback):
         """Add the values of the last step to the logs if Keras reads these, and report them if a report is due."""
         if self._opt is None or not (is_read or is_due):
             return
-        values = self._values()
+        values = self._values(with_counts=is_due)
         if is_read and logs is not None:
             self._reporter.see(values)
             logs.update(loss_scale=values.status.loss_scale, skipped_steps=values.status.skipped_steps)
@@ -230,22 +227,21 @@ class LossScaleCallback(keras.callbacks.Callback):
                 logs.update(self._reporter.ranges._scalars())
         if is_due:
             losses = [float(logs["loss"])] if logs and "loss" in logs else []
-            if self._reporter.report([values._replace(counts=self._counts(), losses=losses)], self._step()):
+            if self._reporter.report([values._replace(losses=losses)], self._step()):
                 self.model.stop_training = True
 
-    def _values(self) -> StepValues:
-        """Return what the logs show of the last step."""
-        opt = self._opt
+    def _values(self, *, with_counts: bool) -> StepValues:
+        """Return what is known of the last step; the counts are for reports only."""
+        opt, detector = self._opt, self._opt.spike_detector
         # From the manager: a GradScaler takes a read of its own `loss_scale` as a sign that the script scales by hand.
         status = LossScaleStatus(*(np.asarray(value).item() for value in opt.manager.get_status()))
         norm = float(opt.gradient_norm) if self._shows_norm and opt.records_gradient_norm else None
-        return StepValues(opt.manager, status, norm, None if opt.spike_detector is None else int(opt.skipped_spikes))
-
-    def _counts(self) -> Counts:
-        overflows, spikes, detector = self._opt.overflow_reports(), self._opt.spike_reports(), self._opt.spike_detector
-        return Counts(
-            overflows=[with_values(report, map(np.asarray, report[1:])) for report in overflows],
-            spikes=[with_values(report, map(np.asarray, report[1:])) for report in spikes],
+        values = StepValues(opt.manager, status, norm, None if detector is None else int(opt.skipped_spikes))
+        if not with_counts:
+            return values
+        return values._replace(
+            overflows=[with_values(report, map(np.asarray, report[1:])) for report in opt.overflow_reports()],
+            spikes=[with_values(report, map(np.asarray, report[1:])) for report in opt.spike_reports()],
             lasting_changes=0 if detector is None else int(detector.lasting_changes),
             max_consecutive_skips=0 if detector is None else detector.max_consecutive_skips,
         )

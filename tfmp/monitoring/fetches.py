@@ -8,13 +8,8 @@ import tensorflow as tf
 
 from tfmp.core.graph_search import ancestors
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.graph_records import (
-    losses_of_graph,
-    managers_of_graph,
-    norms_of_graph,
-    overflow_reports_of_graph,
-)
-from tfmp.monitoring.reporter import Counts, StepValues, with_values
+from tfmp.core.monitors import records_of_graph
+from tfmp.monitoring.reporter import StepValues, with_values
 
 
 class Fetched(NamedTuple):
@@ -25,11 +20,6 @@ class Fetched(NamedTuple):
     global_step: int | None
     #: Those of all managers in the graph.
     applied_steps: int
-
-    @property
-    def counts(self) -> list[Counts]:
-        """The counts of each manager."""
-        return [values.counts for values in self.of_managers]
 
 
 class GraphFetches:
@@ -43,20 +33,20 @@ class GraphFetches:
     def __init__(self, managers: Sequence[LossScaleManager], loss: tf.Tensor | str | None = None) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         given = None if loss is None else [_fetchable_tensor(self._graph, loss)]
+        records = records_of_graph()
         self._losses = [
-            given or [loss for owner, loss in losses_of_graph() if owner is manager or owner not in managers]
+            given or [loss for owner, loss in records.losses if owner is manager or owner not in managers]
             for manager in managers
         ]
         self._each = [_OfManager(manager) for manager in managers]
         self._with_step: dict[frozenset[tf.Operation], dict[str, Any] | None] = {}
         global_step = tf.compat.v1.train.get_global_step()
+        all_managers = dict.fromkeys([*managers, *records.managers])
         self._after_step = {
             "of_managers": [each.after_step for each in self._each],
             # A list, because None is not a valid fetch.
             "global_step": [] if global_step is None else [global_step.read_value()],
-            "applied_steps": [
-                manager.get_status().applied_steps for manager in dict.fromkeys([*managers, *managers_of_graph()])
-            ],
+            "applied_steps": [manager.get_status().applied_steps for manager in all_managers],
         }
 
     def with_step(self, fetches: Any) -> dict[str, Any] | None:  # noqa: ANN401 - whatever `session.run` takes
@@ -93,13 +83,14 @@ class _OfManager:
 
     def __init__(self, manager: LossScaleManager) -> None:
         self._manager = manager
-        recorded = [record for record in norms_of_graph() if record.manager is manager]
+        records = records_of_graph()
+        recorded = [record for record in records.norms if record.manager is manager]
         stored = [record.norms.read_stored() for record in recorded[-1:] if record.norms.is_recorded]
         self._fetchable = [] if stored else [record for record in recorded if record.norm is not None]
         all_norms = dict.fromkeys(record.norms for record in recorded)
         self._detectors = [each.spikes.detector for each in all_norms if each.spikes is not None]
         self._spikes = [report for each in all_norms for report in each.spike_reports()]
-        self._overflows = overflow_reports_of_graph(manager)
+        self._overflows = [counts.report() for counts in records.overflow_counts(manager)]
         self.after_step = {
             "status": manager.get_status(),
             "norm": stored,
@@ -126,12 +117,10 @@ class _OfManager:
             status,
             gradient_norm=float(norms[-1]) if norms else None,
             skipped_spikes=int(sum(after_step["skipped_spikes"])) if self._detectors else None,
-            counts=Counts(
-                overflows=list(map(with_values, self._overflows, after_step["overflows"])),
-                spikes=list(map(with_values, self._spikes, after_step["spikes"])),
-                lasting_changes=int(sum(after_step["lasting_changes"])),
-                max_consecutive_skips=max([each.max_consecutive_skips for each in self._detectors], default=0),
-            ),
+            overflows=list(map(with_values, self._overflows, after_step["overflows"])),
+            spikes=list(map(with_values, self._spikes, after_step["spikes"])),
+            lasting_changes=int(sum(after_step["lasting_changes"])),
+            max_consecutive_skips=max([each.max_consecutive_skips for each in self._detectors], default=0),
             # A loss may have a value for each example.
             losses=[float(value) for loss in losses for value in np.ravel(loss)],
         )

@@ -8,12 +8,12 @@ import tensorflow as tf
 from tfmp.core import settings
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.messages import visible_logger
-from tfmp.core.monitors.graph_records import managers_of_graph
+from tfmp.core.monitors import records_of_graph
 from tfmp.core.step.properties import StepProperties
 from tfmp.monitoring.fetches import Fetched, GraphFetches
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.reporter import Reporter, StepValues
-from tfmp.monitoring.stuck import OnStuck, StuckWatch, several_processes
+from tfmp.monitoring.stuck import OnStuck, several_processes
 from tfmp.monitoring.summaries import GraphSummaries
 from tfmp.ranges.history import RangeHistory
 from tfmp.ranges.recorders import GraphRanges
@@ -35,12 +35,9 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     report at the end of the session, it is shown if the optimizer's `record_gradient_norm` was called before the step
     was built. If the optimizer has a `tfmp.SpikeDetector`, the hook also shows how many steps were skipped as spikes.
 
-    The hook warns, once until a step has been applied, when training is stuck, which means one of three things: steps
-    are skipped although the loss scale is at its lowest value; the scale was lowered many times in a row without one
-    applied step; or the unscaled loss, which is fetched with the step, is infinite or NaN. If several processes train
-    together, give the hook to each of them. A loss belongs to one process alone, so in that case a bad loss causes a
-    warning but never ends the training. The hook also warns, once, when `global_step` goes up faster than steps are
-    applied, because the script increments it, too.
+    The hook warns, once until a step has been applied, if training is stuck; `tfmp.LossScaleStuckError` says when it
+    is. It also warns, once, if `global_step` goes up faster than steps are applied, because the script increments it,
+    too. If several processes train together, give the hook to each of them.
 
     Messages go to `logging.getLogger("tfmp")`. The hook sets the level of this logger to INFO unless the program has
     set a level, and adds a handler for standard error if no handler is set up.
@@ -57,8 +54,8 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             "raise" raises `LossScaleStuckError`. The report at the end of the session always warns only.
         stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
             step.
-        loss: The unscaled loss, a tensor or its name. By default the hook takes all losses that were scaled in the
-            graph, for example by `compute_gradients`.
+        loss: The unscaled loss, a tensor or its name, which is fetched with the step. By default the hook takes all
+            losses that were scaled in the graph, for example by `compute_gradients`.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients, weights and
             probes (`tfmp.ranges.probe`), of all workers of Horovod; by default there are none. A recording is fetched
             in the `session.run` call that takes the step. It writes TensorBoard histograms, whose horizontal axis is
@@ -103,7 +100,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         self._every_n_secs = every_n_secs
         self._summary_dir = summary_dir
         self._only_warns = on_stuck == "warn"
-        self._reporter = Reporter(StuckWatch(on_stuck, stuck_after))
+        self._reporter = Reporter(on_stuck, stuck_after)
         self._given_loss = loss
         self._ranges = None if ranges_every_n_steps is None else GraphRanges(ranges_every_n_steps)
 
@@ -128,7 +125,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         """Add the operations that the reports fetch to the graph, before the session finalizes it."""
-        managers = self._given_managers or managers_of_graph()
+        managers = self._given_managers or records_of_graph().managers
         if not managers:
             raise ValueError(
                 "the graph holds no step of a tfmp.LossScaleOptimizer: build the train op before the session, or pass "
@@ -155,7 +152,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         """Read what the session restored from a checkpoint, so that no message repeats it."""
         del coord
-        self._reporter.leave_out(self._fetches.after_step(session).counts)
+        self._reporter.leave_out(self._fetches.after_step(session).of_managers)
 
     def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> tf.compat.v1.train.SessionRunArgs | None:
         """Add what a report or a recording of ranges needs to the fetches, if this call takes a step."""
@@ -190,7 +187,7 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
             found = self._fetches.after_step(session)
             if self._timer.last_triggered_step() != self._steps:
                 self._report(found, at_end=True)
-            self._reporter.finish(found.counts)
+            self._reporter.finish(found.of_managers)
         finally:
             self._summaries.flush()
 

@@ -10,23 +10,12 @@ from tfmp.core.managers import LossScaleManager
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.messages import visible_logger
 from tfmp.core.overflow.detectors import KINDS
-from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.overflow.found import OverflowReport
 from tfmp.core.spikes.watch import SpikeReport
 from tfmp.monitoring.norm_history import NormHistory
-from tfmp.monitoring.stuck import LossScaleStuckError, StuckWatch
+from tfmp.monitoring.stuck import LossScaleStuckError, OnStuck, StuckWatch
 from tfmp.monitoring.summaries import FitSummaries, GraphSummaries
 from tfmp.ranges.history import RangeHistory, RangeRecording
-
-
-class Counts(NamedTuple):
-    """What was counted on the steps of one manager, in numbers of Python and NumPy."""
-
-    #: One for each list of variables. There may be more in the next report, but in the same order.
-    overflows: Sequence[OverflowReport] = ()
-    spikes: Sequence[SpikeReport] = ()
-    #: How often so many spikes came in a row that steps were applied again, and how many these must be.
-    lasting_changes: int = 0
-    max_consecutive_skips: int = 0
 
 
 class StepValues(NamedTuple):
@@ -39,7 +28,12 @@ class StepValues(NamedTuple):
     #: How many steps were skipped as spikes; None without a spike detector.
     skipped_spikes: int | None
     # What follows is fetched for reports only.
-    counts: Counts = Counts()
+    #: One for each list of variables. There may be more in the next report, but in the same order.
+    overflows: Sequence[OverflowReport] = ()
+    spikes: Sequence[SpikeReport] = ()
+    #: How often so many spikes came in a row that steps were applied again, and how many these must be.
+    lasting_changes: int = 0
+    max_consecutive_skips: int = 0
     #: The unscaled losses, if they are known.
     losses: Sequence[float] = ()
 
@@ -64,12 +58,14 @@ class Reporter:
     not named again each time those of the other network do.
     """
 
-    def __init__(self, stuck: StuckWatch) -> None:
+    def __init__(self, on_stuck: OnStuck, stuck_after: int) -> None:
         self.norms = NormHistory()
         self.ranges = RangeHistory()
-        self._stuck = stuck
+        self._stuck = StuckWatch(on_stuck, stuck_after)
 
-    def begin(self, summaries: FitSummaries | GraphSummaries, before: Sequence[Counts] = (), *, several: bool) -> None:
+    def begin(
+        self, summaries: FitSummaries | GraphSummaries, before: Sequence[StepValues] = (), *, several: bool
+    ) -> None:
         """Begin with a training run, and leave out of all messages what was counted before it.
 
         `several` tells whether several processes take each step together.
@@ -80,9 +76,9 @@ class Reporter:
         self.leave_out(before)
         self._at_start = dict(self._seen)
 
-    def leave_out(self, counts: Sequence[Counts]) -> None:
+    def leave_out(self, found: Sequence[StepValues]) -> None:
         """Leave out of later reports what was counted until now."""
-        self._news(counts)
+        self._news(found)
 
     def see(self, values: StepValues) -> None:
         """Keep the norm of a step, if it is known."""
@@ -104,32 +100,31 @@ class Reporter:
             numbers = {**values.status._asdict(), **values.shown()}
             suffix = f"_{index}" if index else ""
             self._summaries.write(step, {tag + suffix: number for tag, number in numbers.items()})
-        counts = [values.counts for values in found]
-        for level, sentence in self._news(counts):
+        for level, sentence in self._news(found):
             visible_logger().log(level, "%s", sentence)
         try:
             # Every manager must get its chance to warn.
             stops = [self._stuck.wants_stop(of.manager, of.status, of.losses, at_end=at_end) for of in found]
         except LossScaleStuckError:
             # Neither Keras nor a MonitoredSession tells a monitor of the end of training after an error.
-            self.finish(counts)
+            self.finish(found)
             raise
         return any(stops)
 
-    def finish(self, counts: Sequence[Counts]) -> None:
+    def finish(self, found: Sequence[StepValues]) -> None:
         """Log how often the gradient of each variable overflowed since training began, and flush the summaries."""
         self._summaries.flush()
-        for key, report in _overflows(counts):
+        for key, report in _overflows(found):
             steps = np.subtract(report.steps, self._at_start.get(key, 0))
             table = overflow_table(report.names, report.last, steps)
             if table is not None:
                 visible_logger().info("%s", f"overflows by variable:\n{table}")
 
-    def _news(self, counts: Sequence[Counts]) -> list[tuple[int, str]]:
+    def _news(self, found: Sequence[StepValues]) -> list[tuple[int, str]]:
         """Return what is to be said of overflows and spikes that were not counted at the last call, and its level."""
-        changed = [report for key, report in _overflows(counts) if np.any(self._growth(key, report.steps))]
+        changed = [report for key, report in _overflows(found) if np.any(self._growth(key, report.steps))]
         news = [(logging.INFO, overflow_sentence(report.names, report.last)) for report in changed]
-        for index, each in enumerate(counts):
+        for index, each in enumerate(found):
             spikes = [spike for at, spike in enumerate(each.spikes) if self._growth((index, "spike", at), spike.spikes)]
             news += [(logging.INFO, spike_sentence(spike)) for spike in spikes]
             if self._growth((index, "changes"), each.lasting_changes) > 0:
@@ -143,8 +138,8 @@ class Reporter:
         return np.subtract(count, before)
 
 
-def _overflows(counts: Sequence[Counts]) -> list[tuple[Hashable, OverflowReport]]:
-    return [((index, at), report) for index, each in enumerate(counts) for at, report in enumerate(each.overflows)]
+def _overflows(found: Sequence[StepValues]) -> list[tuple[Hashable, OverflowReport]]:
+    return [((index, at), report) for index, each in enumerate(found) for at, report in enumerate(each.overflows)]
 
 
 def overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4) -> str | None:
@@ -152,10 +147,6 @@ def overflow_sentence(names: list[str], last: np.ndarray, at_most: int = 4) -> s
 
     `last` has shape `[len(names), 3]`: how many elements of each gradient were infinite, NaN and saturated. The
     variables with the largest counts come first.
-
-    Examples:
-        >>> overflow_sentence(["kernel", "scale", "bias"], np.array([[0, 12, 0], [0, 0, 0], [3, 1, 0]]))
-        'overflow in kernel: 12 nan; bias: 3 inf, 1 nan'
     """
     order = _largest_first(np.sum(last, axis=1))
     if not order:
@@ -193,12 +184,7 @@ def _counts_in_words(row: np.ndarray) -> str:
 
 
 def spike_sentence(report: SpikeReport, at_most: int = 3) -> str:
-    """Return a sentence on the last spike.
-
-    Examples:
-        >>> spike_sentence(SpikeReport(["kernel", "bias"], *map(np.array, ([0.75, 0.25], 100.0, 8.0, 1))))
-        'spike: gradient norm 100 above the bound 8, from kernel (75 %), bias (25 %); 1 skipped so far'
-    """
+    """Return a sentence on the last spike, with the variables whose gradients made its norm so large."""
     shares = np.asarray(report.shares)
     first, *others = np.argsort(-shares, kind="stable")[:at_most]
     # What is rounded to 0 % is left out. But in a model of many variables, even the largest share may be so small.

@@ -26,7 +26,10 @@ class LossScaleStuckError(RuntimeError):
     """Training is stuck: steps are skipped, and no change of the loss scale is expected to help.
 
     `LossScaleLoggingHook` and `LossScaleCallback` raise this error if they have `on_stuck="raise"`. The weights are
-    then as the last applied step left them.
+    then as the last applied step left them. Training is stuck if the last step overflowed, and one of three things is
+    true: steps are skipped although the loss scale is at its lowest value; the scale was lowered many times in a row
+    without one applied step; or the unscaled loss is infinite or NaN. A loss belongs to one process alone: if several
+    processes train together, a bad loss causes a warning but never ends the training.
 
     Examples:
         >>> import tfmp
@@ -119,13 +122,6 @@ class StuckWatch:
     If several processes take each step together, all of them must decide alike: a process that stops alone would leave
     the others waiting for it forever. The status is the same on all processes, so it may decide. A loss belongs to one
     process alone, so it causes a warning but does not stop the training.
-
-    Examples:
-        >>> import tfmp
-        >>> watch = StuckWatch("stop", stuck_after=64)
-        >>> manager = tfmp.ExponentialUpdateLossScaleManager(1, 1000)
-        >>> watch.wants_stop(manager, LossScaleStatus(1.0, True, True, 1, 1, 0, 0))
-        False
     """
 
     def __init__(self, on_stuck: OnStuck, stuck_after: int) -> None:

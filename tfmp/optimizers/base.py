@@ -486,8 +486,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         self, variables: Iterable[Any], distribution: Distribution, *, is_done: bool
     ) -> Callable[[Gradients], list[Gradient]] | None:
         """Return what averages unscaled gradients over Horovod's workers; None if that is done already."""
-        names, worker_average = names_of(variables), self._scaler.worker_average
-        return None if is_done else lambda grads: worker_average.mean(grads, names, distribution, are_scaled=False)
+        names, mean = names_of(variables), self._scaler.mean_over_workers
+        return None if is_done else lambda grads: mean(grads, names, distribution, are_scaled=False)
 
     def _take_step(
         self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool = False

@@ -213,7 +213,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             # Keras accepts an empty list too: a model without weights has nothing to train.
             return
         variables = self._built_with(trainable_variables)
-        self._scaler.worker_average.warn_if_missing()
+        self._scaler.warn_if_not_averaged()
         horovod = running_horovod()
         if self._is_distributed and horovod is not None and horovod.size() > 1:
             raise NotImplementedError(

@@ -158,7 +158,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
             names, distribution = names_of(variables), self._scaler.distribution()
-            grads = self._scaler.worker_average.mean(grads, names, distribution)
+            grads = self._scaler.mean_over_workers(grads, names, distribution)
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     @without_autograph

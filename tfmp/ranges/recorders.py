@@ -10,7 +10,7 @@ from tfmp.core.adapter import names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.graph_records import gradients_of_graph, losses_of_graph, managers_of_graph
+from tfmp.core.monitors import records_of_graph
 from tfmp.hosts.keras.which import keras_of
 from tfmp.ranges.check.model_runs import Precision
 from tfmp.ranges.exponents import exponent_counts
@@ -123,8 +123,9 @@ class GraphRanges:
         """Add the ops that count to the current graph, for the steps of a manager."""
         self._next = self._every_n_steps
         # Under Estimator each replica makes a manager of its own, of which the first one alone takes steps.
-        others = [each for each in managers_of_graph() if each is not manager]
-        recorded = [each for each in gradients_of_graph() if each.manager not in others]
+        records = records_of_graph()
+        others = [each for each in records.managers if each is not manager]
+        recorded = [each for each in records.gradients if each.manager not in others]
         if not any(each.manager is manager for each in recorded):
             raise ValueError(
                 "ranges_every_n_steps is given, and the graph has no gradients that a hook can fetch: it cannot fetch "
@@ -180,7 +181,7 @@ class GraphRanges:
 
 def _probe_kinds(others: Sequence[LossScaleManager], loss_scale: tf.Tensor) -> dict[str, list[tuple[str, Gradient]]]:
     probes = probes_of_graph()
-    losses = [each.loss for each in losses_of_graph() if each.manager not in others]
+    losses = [each.loss for each in records_of_graph().losses if each.manager not in others]
     if not (probes and losses):
         return {}
     grads = tf.gradients([arithmetic.scale(loss, loss_scale) for loss in losses], [probe.tensor for probe in probes])

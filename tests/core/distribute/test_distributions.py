@@ -24,7 +24,7 @@ from tfmp.core.distribute import (
     horovod_detection,
     on_replica,
 )
-from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot
+from tfmp.core.distribute.base import alike_on_all, forms_and_opposites
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
@@ -41,14 +41,6 @@ def _replicas(reduction: tf.distribute.CrossDeviceOps) -> tf.distribute.Mirrored
 
 
 # What replicas tell each other by sums.
-
-
-def test_sum_of_all_slots_holds_the_values_of_each_replica() -> None:
-    values = [tf.constant([1.0, 2.0]), tf.constant([math.inf, -3.0])]
-    slots = [in_slot(each, tf.constant(replica), 2) for replica, each in enumerate(values)]
-    # The zeros of the other replica leave an infinity as it is: it was not multiplied by 0.
-    assert tf.add_n(slots).numpy().tolist() == [[1, 2], [math.inf, -3]]
-    assert in_slot(tf.constant(5, tf.int64), 0, 3).numpy().tolist() == [5, 0, 0]
 
 
 @in_eager_code_and_functions

@@ -12,10 +12,8 @@ from recording_adapters import scaler_of, take_step
 
 import tfmp
 from tfmp.core.gradients import arithmetic
-from tfmp.core.overflow.check import GradientCheck
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
-from tfmp.core.overflow.found import Checked, Found
-from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.overflow.found import Checked, Found, GradientCheck, OverflowCounts, OverflowReport
 from tfmp.types import Gradients
 
 _SCALE = 1024.0
@@ -291,10 +289,10 @@ def test_gradients_that_were_checked_before_are_not_read_again(before: bool, val
     old, new = tf.constant([math.nan]), tf.constant([value])
     known = Checked(Found(tf.constant(before), tf.constant(2.0)), grads=[old])
     for grads, expected in [([old, new, None], usable), ([old, None], before)]:
-        found = _check().find(grads, known, needs_max_abs=True)
+        found = _check(needs_max_abs=True).find(grads, known)
         assert (bool(found.usable), float(found.max_abs)) == (expected, 2)
     # The largest magnitude is found if it is needed and not known.
     for known in (None, Checked(Found(tf.constant(True)))):
         for needs_max_abs, largest in [(True, 3.0), (False, None)]:
-            found = _check().find([tf.constant([-3.0, 1.0]), None], known, needs_max_abs=needs_max_abs)
+            found = _check(needs_max_abs=needs_max_abs).find([tf.constant([-3.0, 1.0]), None], known)
             assert (bool(found.usable), found.max_abs) == (True, largest)

@@ -26,7 +26,7 @@ from stand_in_horovod import run_horovod
 import tfmp
 from tfmp.core.distribute import SingleProcess
 from tfmp.core.overflow.found import Checked, Found
-from tfmp.core.step.norms import Measured, StepNorms, WantedNorm
+from tfmp.core.step.norms import Measured, StepNorms
 from tfmp.core.step.step import agree
 from tfmp.types import Gradient, Gradients
 
@@ -156,18 +156,18 @@ def test_step_of_a_graph_runs_what_the_adapter_counts(value: float, expected: li
 def test_early_check_tells_what_a_step_and_its_manager_have_to_know() -> None:
     facts = {kind: make().facts() for kind, make in SCALERS.items()}
     grads, saturated, infinite = ([tf.constant(value), None] for value in (-3.0, 65504 / 8, math.inf))
-    found = facts["finite"].check_early(grads)
+    found = facts["finite"].check().find(grads)
     assert (bool(found.usable), found.max_abs) == (True, None)
-    found = facts["largest magnitude"].check_early(grads)
+    found = facts["largest magnitude"].check().find(grads)
     assert (bool(found.usable), float(found.max_abs)) == (True, 3)
-    assert not facts["finite"].check_early(infinite).usable
-    assert not facts["saturation"].check_early(saturated).usable
+    assert not facts["finite"].check().find(infinite).usable
+    assert not facts["saturation"].check().find(saturated).usable
     # The mean of checked micro-batches is checked for its finiteness alone.
     for mean, usable in [(saturated, True), (infinite, False), (grads, True)]:
-        assert bool(facts["saturation"].check_early(mean, of_window=True).usable) is usable
+        assert bool(facts["saturation"].check(of_window=True).find(mean).usable) is usable
     # Room is left for the sum over replicas.
     scaler = SCALERS["finite"]()
-    found = [scaler.facts(each).check_early([tf.constant(3e38)]).usable for each in (SingleProcess(), OfTwo())]
+    found = [scaler.facts(each).check().find([tf.constant(3e38)]).usable for each in (SingleProcess(), OfTwo())]
     assert list(map(bool, found)) == [True, False]
 
 
@@ -281,8 +281,10 @@ def test_gradients_travel_in_the_type_of_the_aggregation_and_come_back_as_they_w
     aggregation_dtype: tf.DType | None, are_scaled: bool, value: float, dtype: tf.DType, sent: tuple[float, tf.DType]
 ) -> None:
     manager, process = tfmp.FixedLossScaleManager(2.0**20), _Recording()
-    average = scaler_of(manager, is_distributed=True, aggregation_dtype=aggregation_dtype).worker_average
-    mean, none = average.mean([tf.constant(value, dtype), None], ["kernel", "bias"], process, are_scaled=are_scaled)
+    scaler = scaler_of(manager, is_distributed=True, aggregation_dtype=aggregation_dtype)
+    mean, none = scaler.mean_over_workers(
+        [tf.constant(value, dtype), None], ["kernel", "bias"], process, are_scaled=are_scaled
+    )
     assert process.sent == [("kernel", *sent)]
     assert (float(mean), mean.dtype, none) == (value, dtype, None)
 
@@ -304,7 +306,7 @@ def test_setting_of_the_user_decides_whether_horovod_distributes_and_one_warning
     assert repr(scaler.distribution()) == ("Horovod()" if is_distributed else "SingleProcess()")
     grads = [tf.constant(2.0), None]
     for _ in range(2):
-        assert scaler.worker_average.mean(grads, ["kernel", "bias"], SingleProcess()) == grads
+        assert scaler.mean_over_workers(grads, ["kernel", "bias"], SingleProcess()) == grads
     assert caplog.text.count(f"Horovod runs {size} processes, and nothing averages the gradients over them") == warnings
 
 
@@ -330,17 +332,25 @@ def test_norm_is_that_of_the_unscaled_sum(
 
 @pytest.mark.graph
 def test_nobody_wants_the_norm_unless_it_is_recorded_compared_or_may_be_fetched_from_a_graph() -> None:
-    norms, found = StepNorms(halving()), []
+    norms, found = StepNorms(halving()), list[tuple[bool, bool]]()
+
+    def ask(norms: StepNorms = norms) -> None:
+        found.append((norms.is_wanted(), norms.is_wanted(by_exchange=True)))
+
     with tf.Graph().as_default():
-        found.append(norms.wanted)
-        tf.function(lambda: found.append(norms.wanted))()
-    assert found == [WantedNorm.WITHOUT_EXCHANGE, WantedNorm.NO]
+        ask()
+        tf.function(ask)()
+    assert found == [(True, False), (False, False)]
+    found.clear()
     if tf1.executing_eagerly():
-        assert norms.wanted is WantedNorm.NO
-        assert tf.function(lambda: tf.constant(norms.wanted.name))().numpy() == b"NO"
+        ask()
+        tf.function(ask)()
+        assert found == [(False, False)] * 2
+        found.clear()
     norms.record()
-    assert norms.wanted is WantedNorm.YES
-    assert StepNorms(halving(), tfmp.SpikeDetector()).wanted is WantedNorm.YES
+    ask()
+    ask(StepNorms(halving(), tfmp.SpikeDetector()))
+    assert found == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("clips", [False, True])

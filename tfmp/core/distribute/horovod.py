@@ -5,33 +5,45 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from tfmp.core.distribute.base import Distribution
-from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
+from tfmp.core.distribute.base import Distribution, alike_on_all, forms_and_opposites
 from tfmp.core.gradients import arithmetic
-from tfmp.types import Done, Gradient, Gradients
+from tfmp.types import Gradient, Gradients
 
 
 class Horovod(Distribution):
-    """The processes that Horovod connects; each of them has variables of its own.
+    """The processes that Horovod connects.
 
-    Each process changes its own variables, and all change them in the same way, because they agree on the flag.
+    Each process changes its own variables, and all change them in the same way, because they agree on the flag. `agree`
+    does not compare which gradients they have, since `mean` has done so.
     """
 
     def __init__(self, horovod: ModuleType) -> None:
         self._horovod = horovod
 
+    def place(self) -> tuple[int | tf.Tensor, int]:
+        """Return the number of this process, and how many there are."""
+        return self._horovod.rank(), self._horovod.size()
+
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return, for each value, the sum over the processes."""
+        return self._horovod.allreduce(_not_constant(values), op=self._horovod.Sum, name=name)
+
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        """Return the mean over the processes."""
-        with tf.control_dependencies([self._assert_same_forms(grads, names)]):
+        """Return the mean over the processes; raise an error in each of them if one has a gradient that another lacks.
+
+        Otherwise the first process would wait forever for the other. This check needs no values of gradients, so a
+        graph can finish it before the gradients are computed.
+        """
+        largest = self.maximum(forms_and_opposites(grads), "forms_of_gradients")
+        with tf.control_dependencies([alike_on_all(largest, names)]):
             return [self._mean(grad, f"gradient_{index}", dtype) for index, grad in enumerate(grads)]
 
     def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
         def part(values: tf.Tensor) -> tf.Tensor:
             # The values are divided before the cast and the sum. So neither overflows, unless the mean itself is close
             # to overflowing.
-            return tf.cast(
-                values / _not_constant(tf.constant(self._horovod.size(), values.dtype)), dtype or values.dtype
-            )
+            size = _not_constant(tf.constant(self._horovod.size(), values.dtype))
+            return tf.cast(values / size, dtype or values.dtype)
 
         def summed(values: tf.Tensor) -> tf.Tensor:
             return tf.cast(self._horovod.allreduce(part(values), op=self._horovod.Sum, name=name), values.dtype)
@@ -43,28 +55,6 @@ class Horovod(Distribution):
         rows = self._horovod.allgather(part(grad.values), name=f"{name}_values")
         indices = self._horovod.allgather(_not_constant(grad.indices), name=f"{name}_indices")
         return tf.IndexedSlices(tf.cast(rows, grad.values.dtype), indices, grad.dense_shape)
-
-    def _assert_same_forms(self, grads: Gradients, names: Sequence[str]) -> Done:
-        """Raise an error in every process if one has a gradient that another lacks.
-
-        Otherwise the first process would wait forever for the other. This check needs no values of gradients. In a
-        graph it can therefore be finished before the gradients are computed.
-        """
-        return alike_on_all(self.maximum(forms_and_opposites(grads), "forms_of_gradients"), names)
-
-    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
-        """Return the largest of each answer; `mean` has already compared which gradients the processes have."""
-        del grads, names
-        return largest_of_each(lambda values: self.maximum(values, "step_result"), answers)
-
-    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return, for each value, the largest over the processes."""
-        slots = in_slot(values, self._horovod.rank(), self._horovod.size())
-        return tf.reduce_max(self.total(slots, name), axis=0)
-
-    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return, for each value, the sum over the processes."""
-        return self._horovod.allreduce(_not_constant(values), op=self._horovod.Sum, name=name)
 
 
 def _not_constant(value: tf.Tensor) -> tf.Tensor:

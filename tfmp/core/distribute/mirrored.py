@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.distribute.base import Distribution, Returned
-from tfmp.core.distribute.collectives import alike_on_all, forms_and_opposites, in_slot, largest_of_each
+from tfmp.core.distribute.base import Distribution, Returned, alike_on_all, forms_and_opposites
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import conditional_update
 from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
@@ -27,6 +26,17 @@ class Mirrored(Distribution):
         """The number of replicas on all workers together."""
         return _replica_context().num_replicas_in_sync
 
+    def place(self) -> tuple[int | tf.Tensor, int]:
+        """Return the number of this replica, and how many there are on all workers together."""
+        return _replica_context().replica_id_in_sync_group, self.num_summed
+
+    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return, for each value, the sum over the replicas."""
+        del name
+        # Without stop_gradient, `all_reduce` (TensorFlow 2.15 to 2.21) searches a graph for the variables on which a
+        # gradient of the sum would depend.
+        return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
+
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the gradients unchanged, because optimizers sum them over the replicas when they apply them."""
         del names
@@ -37,40 +47,12 @@ class Mirrored(Distribution):
             )
         return list(grads)
 
-    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
-        """Return the largest of each answer over the replicas.
-
-        Which gradients the replicas have is not compared: in one process all of them run the same code.
-        """
-        del grads, names
-        return largest_of_each(self._maximum, answers)
-
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
         """Return the sums of the gradients over the replicas."""
         del names
         present = [grad for grad in grads if grad is not None]
         sums = iter(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, present))
         return [None if grad is None else next(sums) for grad in grads]
-
-    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return, for each value, the largest over the replicas."""
-        del name
-        return self._maximum(values)
-
-    def _maximum(self, values: tf.Tensor) -> tf.Tensor:
-        context = _replica_context()
-        slots = in_slot(values, context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        return tf.reduce_max(self._total(slots), axis=0)
-
-    def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Return, for each value, the sum over the replicas."""
-        del name
-        return self._total(values)
-
-    def _total(self, values: tf.Tensor) -> tf.Tensor:
-        # Without stop_gradient, `all_reduce` (TensorFlow 2.15 to 2.21) searches a graph for the variables on which a
-        # gradient of the sum would depend.
-        return _replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(values))
 
     def conditional_update(
         self, flag: tf.Tensor, held: Held, if_true: ChangeVariables, if_false: ChangeVariables
@@ -100,24 +82,21 @@ class MirroredWorkers(Mirrored):
     """The replicas of a strategy that runs several processes, called workers, each of which builds its own step.
 
     TensorFlow sums the first gradient of one worker with the first gradients of the others, even if they belong to
-    different variables. So `agree` compares which gradients the workers have.
+    different variables. So `agree` and `sums` raise an error if a replica has a gradient that another lacks. The
+    replicas of one process run the same code.
     """
 
-    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
-        """Return the largest of each answer; raise an error if a replica has a gradient that another lacks."""
+    def _largest_answers(self, answers: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         forms = forms_and_opposites(grads)
-
-        def maximum(answers: tf.Tensor) -> tf.Tensor:
-            largest = self._maximum(tf.concat([answers, tf.reshape(forms, [-1])], axis=0))
-            of_answers, of_forms = tf.split(largest, [answers.shape.num_elements(), forms.shape.num_elements()])
-            with tf.control_dependencies([alike_on_all(tf.reshape(of_forms, forms.shape), names)]):
-                return tf.identity(of_answers)
-
-        return largest_of_each(maximum, answers)
+        largest = self.maximum(tf.concat([answers, tf.reshape(forms, [-1])], axis=0), "step_result")
+        of_answers, of_forms = tf.split(largest, [answers.shape.num_elements(), forms.shape.num_elements()])
+        with tf.control_dependencies([alike_on_all(tf.reshape(of_forms, forms.shape), names)]):
+            return tf.identity(of_answers)
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
-        """Return the sums of the gradients over the replicas; raise an error if one has a gradient another lacks."""
-        with tf.control_dependencies([alike_on_all(self._maximum(forms_and_opposites(grads)), names)]):
+        """Return the sums of the gradients over the replicas."""
+        largest = self.maximum(forms_and_opposites(grads), "forms_of_gradients")
+        with tf.control_dependencies([alike_on_all(largest, names)]):
             grads = [arithmetic.map_values(tf.identity, grad) for grad in grads]
         return super().sums(grads, names)
 

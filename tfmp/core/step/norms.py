@@ -1,6 +1,5 @@
 """Measures the norms of steps for those who want to know them, and looks for spikes among them."""
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,25 +10,13 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.measures import global_norm
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.monitors.graph_records import RecordedNorm, norms_of_graph, record_norm
+from tfmp.core.monitors import RecordedNorm, can_be_fetched, records_of_graph
 from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.watch import Look, SpikeRecord, SpikeReport, SpikeWatch
 from tfmp.core.storage.graph_variables import in_graph_itself
 from tfmp.core.storage.state_variables import ByVariables, NotCheckpointed, StateVariables
 from tfmp.types import Done, Gradients
-
-
-class WantedNorm(enum.Enum):
-    """Whether somebody wants to know the norm of the gradients of a step."""
-
-    #: Nobody asks.
-    NO = enum.auto()
-    #: Somebody may fetch it from the graph that is being built, but not on all workers. So no worker may have to wait
-    #: for the others to compute it.
-    WITHOUT_EXCHANGE = enum.auto()
-    #: Each step computes it.
-    YES = enum.auto()
 
 
 class Measured(NamedTuple):
@@ -62,17 +49,7 @@ class _LastNorm(NamedTuple):
 
 
 class StepNorms(NotCheckpointed):
-    """The norms of the steps of one optimizer or scaler, which tracks this module, so that steps can be exported.
-
-    Examples:
-        >>> import tfmp
-        >>> norms = StepNorms(tfmp.FixedLossScaleManager(8))
-        >>> norms.wanted.name
-        'NO'
-        >>> norms.record()
-        >>> norms.wanted.name, float(norms.read())
-        ('YES', nan)
-    """
+    """The norms of the steps of one optimizer or scaler, which tracks this module, so that steps can be exported."""
 
     def __init__(self, manager: LossScaleManager, spike_detector: SpikeDetector | None = None) -> None:
         super().__init__()
@@ -96,12 +73,12 @@ class StepNorms(NotCheckpointed):
         """True if the steps that are built now store their norms."""
         return self._last is not None
 
-    @property
-    def wanted(self) -> WantedNorm:
-        """Whether somebody wants to know the norm of the step that is being built."""
-        if self.is_recorded:
-            return WantedNorm.YES
-        return WantedNorm.WITHOUT_EXCHANGE if in_graph_itself() else WantedNorm.NO
+    def is_wanted(self, *, by_exchange: bool = False) -> bool:
+        """Return whether the step that is being built measures its norm, perhaps `by_exchange` between the replicas.
+
+        Somebody may fetch the norm from a graph, but not on all workers: then none of them may have to wait for others.
+        """
+        return self.is_recorded or (in_graph_itself() and not by_exchange)
 
     def store(self, norm: tf.Tensor, look: Look | None, found: Found) -> Done:
         """Store the norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas.
@@ -116,7 +93,8 @@ class StepNorms(NotCheckpointed):
     def _keep(self, norm: tf.Tensor, of_step: tf.Tensor) -> list[Done]:
         """Store a norm, and let it be fetched from a graph with the step that computes `of_step`."""
         if not tf.executing_eagerly():
-            record_norm(RecordedNorm(self._manager, self, norm, of_step.op))
+            fetched = norm if can_be_fetched(norm) else None
+            records_of_graph().norms.append(RecordedNorm(self._manager, self, fetched, of_step.op))
         return [] if self._last is None else [self._last.assign(_LastNorm(norm))]
 
     def describe_spike(self, look: Look, norm_of_each: tf.Tensor, names: Sequence[str]) -> Done:
@@ -124,26 +102,19 @@ class StepNorms(NotCheckpointed):
         squares = tf.square(tf.math.divide_no_nan(norm_of_each, tf.reduce_max(norm_of_each)))
         return self.spike_records.of(names).store(squares / tf.reduce_sum(squares), look.norm, look.bound)
 
-    def count(self, found: Found) -> list[Done]:
-        """Count a step if it was skipped as a spike, and no gradient of it overflowed; called once for all replicas."""
-        if self.spikes is None or found.spike is None:
-            return []
-        return [self.spikes.detector.count(tf.logical_and(found.usable, found.spike))]
-
     def store_unchecked(self, grads: Gradients, distribution: Callable[[], Distribution]) -> Done:
         """Store the norm of gradients in true magnitude that are applied without a check, if somebody wants it."""
-        wanted = self.wanted
-        if wanted is WantedNorm.NO:
+        if not self.is_wanted():
             return None
         is_summed = distribution().num_summed == 1
-        if wanted is WantedNorm.WITHOUT_EXCHANGE and not is_summed:
+        if not self.is_wanted(by_exchange=not is_summed):
             return None
         norm = Measured(grads, None, is_summed).norm([], distribution())
         return distribution().once(lambda: tf.group(*self._keep(norm, norm)))
 
     def read(self) -> tf.Tensor:
         """Return the norm of the last step; in a graph, a tensor to fetch together with the step."""
-        here = [recorded.norm for recorded in norms_of_graph() if recorded.norms is self and recorded.norm is not None]
+        here = [each.norm for each in records_of_graph().norms if each.norms is self and each.norm is not None]
         if here and not tf.compat.v1.get_default_graph().building_function:
             return here[-1]
         return self.read_stored()

@@ -5,7 +5,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfmp.core.managers import LossScaleManager
-from tfmp.core.overflow.overflow_counts import OverflowReport
+from tfmp.core.overflow.found import OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.watch import SpikeReport
 from tfmp.core.step.scaler import LossScaler
@@ -121,13 +121,7 @@ class StepProperties:
         return self._scaler.norms.is_recorded
 
     def spike_reports(self) -> list[SpikeReport]:
-        """Return what the last step was that was skipped as a spike.
-
-        Returns:
-            One `tfmp.SpikeReport` for each list of variables with which a step was skipped, or could be. It has the
-            `names` of the variables, the `shares` of their gradients in the square of the norm, the `norm` of the last
-            spike, the `bound` that it exceeded, and the number of `spikes`.
-        """
+        """Return a `tfmp.SpikeReport` on the last spike, for each list of variables with which a step can be one."""
         return self._scaler.norms.spike_reports()
 
     def overflow_reports(self) -> list[OverflowReport]:
@@ -137,10 +131,7 @@ class StepProperties:
         count is the largest count among the replicas.
 
         Returns:
-            One report for each list of variables with which steps were taken, usually a single one. A report has the
-            `names` of the variables and two int64 tensors. `last` has a row for each variable: the numbers of values
-            that were infinite, NaN and saturated on the last step with an overflow. `steps` has a number for each
-            variable: on how many steps its gradient had such values.
+            A `tfmp.OverflowReport` for each list of variables with which steps were taken, usually a single one.
 
         Examples:
             >>> import tfmp

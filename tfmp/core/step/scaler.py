@@ -7,18 +7,15 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfmp.core.distribute import Distribution, current_distribution
+from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.clipping import keep_unclipped
 from tfmp.core.managers import FixedLossScaleManager, LossScaleManager
-from tfmp.core.monitors import StepMonitor
-from tfmp.core.monitors.graph_records import overflow_counts_of_graph, record_loss, record_step
-from tfmp.core.overflow.check import GradientCheck
+from tfmp.core.monitors import StepMonitor, record_loss, records_of_graph
 from tfmp.core.overflow.detectors import NonFiniteDetector, OverflowDetector
-from tfmp.core.overflow.found import Found
-from tfmp.core.overflow.overflow_counts import OverflowCounts, OverflowReport
+from tfmp.core.overflow.found import Found, GradientCheck, OverflowCounts, OverflowReport
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.core.step.norms import StepNorms, WantedNorm
-from tfmp.core.step.worker_average import WorkerAverage
+from tfmp.core.step.norms import StepNorms
 from tfmp.core.storage.state_variables import ByVariables
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import Done, Gradient, Gradients
@@ -27,20 +24,10 @@ _logger = logging.getLogger("tfmp")
 
 
 class LossScaler:
-    """Scales losses, unscales gradients, and keeps what steps find; `step.py` takes the steps.
+    """Scales losses, unscales and averages gradients, and keeps what steps find; `step.py` takes the steps.
 
     `is_distributed` is True if the user states that several processes train together. `aggregation_dtype` is the dtype
     in which gradients are sent between Horovod's workers; None for their own.
-
-    Examples:
-        >>> import tfmp
-        >>> manager = tfmp.ExponentialUpdateLossScaleManager(8, 2, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
-        >>> scaler = LossScaler(manager, tfmp.NonFiniteDetector(), is_distributed=False)
-        >>> float(scaler.scale(tf.constant(3.0)))
-        24.0
-        >>> scaler.advance(Found(usable=tf.constant(False)))
-        >>> float(manager.get_loss_scale())
-        4.0
     """
 
     def __init__(
@@ -54,8 +41,7 @@ class LossScaler:
         self.manager = manager
         self.detector = detector
         self._is_distributed = is_distributed
-        #: Averages gradients over Horovod's workers.
-        self.worker_average = WorkerAverage(manager, is_distributed, aggregation_dtype)
+        self._aggregation_dtype = aggregation_dtype
         #: The numbers of overflowed values in the gradient of each variable.
         self.overflow_counts = ByVariables(OverflowCounts)
         #: Looks at the gradients of each step; None unless somebody wants to.
@@ -64,6 +50,7 @@ class LossScaler:
         self.norms = StepNorms(manager, spike_detector)
         is_one = isinstance(manager, FixedLossScaleManager) and manager.get_config()["loss_scale"] == 1
         self._tells_of_bfloat16 = not is_one
+        self._tells_of_horovod = not is_distributed
 
     def distribution(self) -> Distribution:
         """Return how the replicas of the step that is being built act together."""
@@ -93,16 +80,49 @@ class LossScaler:
         if loss_scale is None:
             loss_scale = self.manager.get_loss_scale()
         unscaled = arithmetic.unscale(grads, loss_scale)
-        if self.norms.wanted is not WantedNorm.NO:
+        if self.norms.is_wanted():
             for grad in unscaled:
                 keep_unclipped(grad)
         return unscaled
+
+    @without_autograph
+    def mean_over_workers(
+        self, grads: Gradients, names: Sequence[str], distribution: Distribution, *, are_scaled: bool = True
+    ) -> list[Gradient]:
+        """Return the mean of the gradients over Horovod's workers; without such workers, the gradients themselves.
+
+        If they are sent in a dtype of its own, they are sent scaled, because small unscaled values would become 0 in
+        half precision; `are_scaled` is True if they are those of a scaled loss. Errors show the `names` of the
+        variables.
+        """
+        self.warn_if_not_averaged()
+        if are_scaled or self._aggregation_dtype is None:
+            return distribution.mean(grads, names, self._aggregation_dtype)
+        loss_scale = self.manager.get_loss_scale()
+        scaled = [arithmetic.map_values(lambda values: arithmetic.scale(values, loss_scale), grad) for grad in grads]
+        means = arithmetic.unscale(distribution.mean(scaled, names, self._aggregation_dtype), loss_scale)
+        return [
+            mean if grad is None else arithmetic.cast(mean, grad.dtype) for mean, grad in zip(means, grads, strict=True)
+        ]
+
+    def warn_if_not_averaged(self) -> None:
+        """Warn, once, if Horovod runs several processes and the user did not state that they train together."""
+        horovod = running_horovod() if self._tells_of_horovod else None
+        if horovod is None or horovod.size() == 1:
+            return
+        # Eager code calls this at every step.
+        self._tells_of_horovod = False
+        _logger.warning(
+            "Horovod runs %d processes, and nothing averages the gradients over them: pass is_distributed=True to "
+            "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
+            horovod.size(),
+        )
 
     def store_overflows(self, names: Sequence[str], counts: tf.Tensor) -> Done:
         """Store the counts of a step for the variables of these names; called once for all replicas."""
         stored = self.overflow_counts.of(names)
         # Only the first replica comes here: if each replica has made a manager of its own, the first one's is used.
-        record_step(self.manager, stored)
+        records_of_graph().steps.append((self.manager, stored))
         return stored.record(counts)
 
     @without_autograph
@@ -117,8 +137,11 @@ class LossScaler:
         def count(_: Gradients) -> Done:
             # The manager records by the second flag if micro-batches were dropped, or a spike was skipped.
             are_same = found.complete is None and found.spike is None
-            counted = self.manager.note_step(found.applied, *([] if are_same else [found.finite]))
-            return tf.group(counted, *self.norms.count(found))
+            counted = [self.manager.note_step(found.applied, *([] if are_same else [found.finite]))]
+            if self.norms.spikes is not None and found.spike is not None:
+                # A step with an overflow is none that was skipped as a spike.
+                counted.append(self.norms.spikes.detector.count(tf.logical_and(found.usable, found.spike)))
+            return tf.group(*counted)
 
         return count([]) if is_step is None else conditional_update(is_step, [], count)
 
@@ -126,7 +149,7 @@ class LossScaler:
         """Return one report for each list of variables; in a graph, of the steps built there, with tensors to fetch."""
         with tf.init_scope():
             eager = tf.executing_eagerly()
-            here = list(self.overflow_counts) if eager else overflow_counts_of_graph(self.manager)
+            here = list(self.overflow_counts) if eager else records_of_graph().overflow_counts(self.manager)
             return [counts.report() for counts in self.overflow_counts if counts in here]
 
     def prepare(self, names: Sequence[str]) -> None:
@@ -144,27 +167,21 @@ class Facts(NamedTuple):
     #: The loss scale before the step, a float32 scalar.
     loss_scale: tf.Tensor
 
-    @property
-    def needs_max_abs(self) -> bool:
-        """True if the manager needs the largest magnitude of the gradients."""
-        return self.scaler.manager.needs_max_abs
-
-    @property
-    def may_check_scaled(self) -> bool:
-        """True if gradients may be checked before they are unscaled; see `GradientCheck.are_scaled`."""
-        return self.scaler.detector.ignores_scale and self.scaler.manager.lowest_loss_scale >= 1
-
     def check(
-        self, num_summed: int, overwritten: Collection[int] = (), *, are_scaled: bool = False, of_window: bool = False
+        self,
+        *,
+        are_summed: bool = False,
+        overwritten: Collection[int] = (),
+        are_scaled: bool = False,
+        of_window: bool = False,
     ) -> GradientCheck:
-        """Return the check of one replica's gradients; for the arguments see `GradientCheck` and `Checked`."""
-        # A replica's part of a mean can be larger than any micro-batch. A detector that compares magnitudes with a
-        # limit, as it has done for each micro-batch, could reject it wrongly.
-        detector = NonFiniteDetector() if of_window else self.scaler.detector
-        return GradientCheck(detector, self.loss_scale, are_scaled, num_summed, overwritten)
-
-    @without_autograph
-    def check_early(self, grads: Gradients, *, of_window: bool = False) -> Found:
-        """Check this replica's unscaled gradients before the user clips or changes them."""
-        check = self.check(self.distribution.num_summed, of_window=of_window)
-        return check.find(grads, needs_max_abs=self.needs_max_abs)
+        """Return the check of one replica's gradients, which may have been summed over all; see `GradientCheck`."""
+        return GradientCheck(
+            # See `Checked.of_window`.
+            NonFiniteDetector() if of_window else self.scaler.detector,
+            self.loss_scale,
+            are_scaled,
+            1 if are_summed else self.distribution.num_summed,
+            overwritten,
+            self.scaler.manager.needs_max_abs,
+        )

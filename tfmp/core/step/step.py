@@ -11,11 +11,10 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.clipping import unclipped
 from tfmp.core.gradients.measures import global_norm, large_norm_of_each
-from tfmp.core.monitors.graph_records import RecordedGradients, record_gradients
-from tfmp.core.overflow.check import GradientCheck
-from tfmp.core.overflow.found import Checked, Found
+from tfmp.core.monitors import RecordedGradients, record_gradients
+from tfmp.core.overflow.found import Checked, Found, GradientCheck
 from tfmp.core.spikes.watch import Look
-from tfmp.core.step.norms import Measured, WantedNorm
+from tfmp.core.step.norms import Measured
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.types import Done, Gradient, Gradients
@@ -32,6 +31,7 @@ class Step(NamedTuple):
     #: The gradients that are checked and applied.
     grads: Gradients
     facts: Facts
+    gradient_check: GradientCheck
     #: The number by which the gradients are still multiplied; None if they are in true magnitude.
     loss_scale: tf.Tensor | None
     #: Unscales, clips and applies the gradients; None if the optimizer itself applies them.
@@ -43,14 +43,15 @@ class Step(NamedTuple):
 
     def check(self) -> Found:
         """Check the values that must be finite before `apply`, on this replica."""
-        return self._gradient_check().find(self.grads, self.before, needs_max_abs=self.facts.needs_max_abs)
+        return self.gradient_check.find(self.grads, self.before)
 
-    def _gradient_check(self) -> GradientCheck:
-        return self.facts.check(
-            1 if self.adapter.sums_first else self.facts.distribution.num_summed,
-            self.adapter.overwritten,
-            are_scaled=self.loss_scale is not None,
-            of_window=self.before is not None and self.before.of_window,
+    def hold(self, is_usable: tf.Tensor) -> "Held":
+        """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
+        clips = self.program is not None and self.program.clips
+        return Held(
+            list(self.grads),
+            global_norm(self.grads, is_finite=is_usable) if clips else None,
+            None if self.before is None else self.before.window_counts,
         )
 
     def measure(self, is_usable: tf.Tensor) -> tuple[tf.Tensor | None, Look | None]:
@@ -64,15 +65,6 @@ class Step(NamedTuple):
         spikes = self.facts.scaler.norms.spikes
         return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
 
-    def hold(self, is_usable: tf.Tensor) -> "Held":
-        """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
-        clips = self.program is not None and self.program.clips
-        return Held(
-            list(self.grads),
-            global_norm(self.grads, is_finite=is_usable) if clips else None,
-            None if self.before is None else self.before.window_counts,
-        )
-
     def apply(self, held: "Held") -> Done:
         """Apply the gradients."""
         if self.program is None:
@@ -82,7 +74,7 @@ class Step(NamedTuple):
 
     def counts(self, held: "Held") -> tf.Tensor:
         """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
-        counts = self._gradient_check().counts(held.grads)
+        counts = self.gradient_check.counts(held.grads)
         return counts if held.window_counts is None else counts + held.window_counts
 
 
@@ -109,17 +101,27 @@ def step_of(
     Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
     others are unscaled, and cast to the types of their variables. A program applies them, or the optimizer.
     """
-    program = adapter.program(grads) if are_scaled and facts.may_check_scaled else None
-    if program is not None:
-        reduced = adapter.reduce(grads)
-        measured = _measured(adapter, reduced, facts, facts.loss_scale)
-        return Step(adapter, reduced, facts, facts.loss_scale, program, None, measured)
-    if are_scaled:
-        grads = in_true_magnitude(adapter, grads, facts.loss_scale)
-    typed = adapter.typed(grads)
+    scaler, _, loss_scale = facts
+    may_check_scaled = scaler.detector.ignores_scale and scaler.manager.lowest_loss_scale >= 1
+    program = adapter.program(grads) if are_scaled and may_check_scaled else None
+    scaled_by, typed = loss_scale, grads
+    if program is None:
+        grads = in_true_magnitude(adapter, grads, loss_scale) if are_scaled else grads
+        scaled_by, typed = None, adapter.typed(grads)
     reduced = adapter.reduce(typed)
-    measured = _measured_before_clipping(adapter, grads, typed, reduced, facts, before)
-    return Step(adapter, reduced, facts, None, adapter.program(reduced), before, measured)
+    check = facts.check(
+        are_summed=adapter.sums_first,
+        overwritten=adapter.overwritten,
+        are_scaled=scaled_by is not None,
+        of_window=before is not None and before.of_window,
+    )
+    measured = None
+    if scaler.norms.is_wanted():
+        whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
+        measured = _measured(adapter, whole, typed, reduced, facts, scaled_by)
+    if program is None:
+        program = adapter.program(reduced)
+    return Step(adapter, reduced, facts, check, scaled_by, program, before, measured)
 
 
 def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -128,41 +130,32 @@ def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: t
     return [grads[index] if index in adapter.overwritten else grad for index, grad in enumerate(unscaled)]
 
 
-def _measured_before_clipping(
+def _measured(
     adapter: OptimizerAdapter,
-    grads: Gradients,
+    whole: Gradients,
     typed: Gradients,
     reduced: Gradients,
     facts: Facts,
-    before: Checked | None,
+    scaled_by: tf.Tensor | None,
 ) -> Measured | None:
-    """Return the gradients before they were clipped, and cast to the types of their variables.
+    """Return the gradients whose norm somebody wants to know: before they were clipped, if they were.
 
-    `typed` are those that were cast, and `reduced` those that were then summed or averaged over the replicas.
+    `whole` are those before clipping, `typed` those that were clipped and cast to the types of their variables, and
+    `reduced` those that were then summed or averaged over the replicas.
     """
-    wanted = facts.scaler.norms.wanted
-    if wanted is WantedNorm.NO:
+    is_summed = adapter.sums_first or facts.distribution.num_summed == 1
+    are_clipped = bool(arithmetic.values_of(arithmetic.without(whole, typed)))
+    exchanges = not is_summed or (are_clipped and reduced is not typed)
+    if not facts.scaler.norms.is_wanted(by_exchange=exchanges):
         return None
-    whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
-    if not arithmetic.values_of(arithmetic.without(whole, typed)):
-        return _measured(adapter, reduced, facts)
-    if reduced is typed:
-        return _measured(adapter, whole, facts)
-    if wanted is WantedNorm.WITHOUT_EXCHANGE:
-        return None
-    # Horovod distinguishes tensors by their names. The same names can be used again when the first exchange is over.
-    with tf.control_dependencies(arithmetic.values_of(reduced)):
-        return _measured(adapter, adapter.reduce(whole), facts)
-
-
-def _measured(
-    adapter: OptimizerAdapter, grads: Gradients, facts: Facts, loss_scale: tf.Tensor | None = None
-) -> Measured | None:
-    wanted, is_summed = facts.scaler.norms.wanted, adapter.sums_first or facts.distribution.num_summed == 1
-    if wanted is WantedNorm.NO or (wanted is WantedNorm.WITHOUT_EXCHANGE and not is_summed):
-        return None
-    next_values = adapter.overwritten if len(grads) == len(adapter.variables) else ()
-    return Measured([None if index in next_values else grad for index, grad in enumerate(grads)], loss_scale, is_summed)
+    measured = reduced
+    if are_clipped:
+        # Horovod distinguishes tensors by their names, which can be used again when the first exchange is over.
+        with tf.control_dependencies(arithmetic.values_of(reduced) if exchanges else []):
+            measured = adapter.reduce(whole)
+    next_values = adapter.overwritten if len(measured) == len(adapter.variables) else ()
+    grads = [None if index in next_values else grad for index, grad in enumerate(measured)]
+    return Measured(grads, scaled_by, is_summed)
 
 
 @without_autograph
@@ -199,18 +192,16 @@ def agree(
 ) -> Found:
     """Combine what each replica found into one answer for all; without a step, before the user clips gradients."""
     grads, names = ([], []) if step is None else (step.grads, step.adapter.names)
-    answers = [tf.logical_not(found.usable)]
+    answers = {"unusable": tf.logical_not(found.usable)}
     if look is not None:
         # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
-        answers += [look.is_above, look.is_skipped]
+        answers |= {"is_above": look.is_above, "is_skipped": look.is_skipped}
     if scaler.manager.needs_max_abs:
-        answers.append(found.max_abs)
-    unusable, *rest = distribution.agree(answers, grads, names)
-    usable, max_abs = tf.logical_not(unusable), rest.pop() if scaler.manager.needs_max_abs else None
-    if look is None:
-        return Found(usable, max_abs, found.complete)
-    is_above, is_skipped = rest
-    return Found(usable, max_abs, found.complete, is_above, tf.logical_and(usable, is_skipped))
+        answers["max_abs"] = found.max_abs
+    agreed = dict(zip(answers, distribution.agree(list(answers.values()), grads, names), strict=True))
+    usable = tf.logical_not(agreed["unusable"])
+    spike = None if look is None else tf.logical_and(usable, agreed["is_skipped"])
+    return Found(usable, agreed.get("max_abs"), found.complete, agreed.get("is_above"), spike)
 
 
 def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) -> Done:
@@ -232,15 +223,15 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     def count(held: Held) -> Done:
         return record(step.counts(held))
 
-    if look is None:
-        return distribution.conditional_update(found.applied, held, apply, count)
-
-    def describe(held: Held) -> Done:
-        norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
-        described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
-        return _all([described, record(held.window_counts)])
-
     def skip(held: Held) -> Done:
+        if look is None:
+            return count(held)
+
+        def describe(held: Held) -> Done:
+            norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
+            described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
+            return _all([described, record(held.window_counts)])
+
         return distribution.conditional_update(found.spike, held, describe, count)
 
     return distribution.conditional_update(found.applied, held, apply, skip)
@@ -253,7 +244,8 @@ def _all(done: Sequence[Done]) -> Done:
 @without_autograph
 def accumulate(adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumulator: GradientAccumulator) -> Done:
     """Add the unscaled gradients of a micro-batch, and take a step with the mean when the window ends."""
-    added = accumulator.add_unscaled(grads, facts.loss_scale, keeps_max_abs=facts.needs_max_abs)
+    keeps_max_abs = facts.scaler.manager.needs_max_abs
+    added = accumulator.add_unscaled(grads, facts.loss_scale, keeps_max_abs=keeps_max_abs)
     # All replicas add the same number of micro-batches, those that overflowed included, so this flag is the same on all
     # of them without an exchange.
     with tf.control_dependencies([added]):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from recording_adapters import scaler_of, take_step
 
 import tfmp
-from tfmp.core.monitors import graph_records
+from tfmp.core.monitors import RecordedGradients, record_gradients, record_loss, records_of_graph
 from tfmp.core.overflow.found import Found
 from tfmp.core.step.norms import StepNorms
 from tfmp.core.step.scaler import LossScaler
@@ -26,13 +26,13 @@ def test_graph_knows_the_managers_of_its_steps_and_their_overflows_once_each(ses
     del session
     scaler, manager = _scaler()
     other_scaler, other_manager = _scaler()
-    assert graph_records.managers_of_graph() == []
+    assert records_of_graph().managers == []
     for each, name in [(scaler, "kernel"), (scaler, "bias"), (other_scaler, "other"), (scaler, "kernel")]:
         take_step(each, [tf.constant(1.0)], [name], lambda grads: tf.no_op())
-    assert graph_records.managers_of_graph() == [manager, other_manager]
-    assert [report.names for report in graph_records.overflow_reports_of_graph(manager)] == [["kernel"], ["bias"]]
-    assert graph_records.overflow_counts_of_graph(manager) == list(scaler.overflow_counts)
-    assert [report.names for report in graph_records.overflow_reports_of_graph(other_manager)] == [["other"]]
+    assert records_of_graph().managers == [manager, other_manager]
+    assert [counts.report().names for counts in records_of_graph().overflow_counts(manager)] == [["kernel"], ["bias"]]
+    assert records_of_graph().overflow_counts(manager) == list(scaler.overflow_counts)
+    assert records_of_graph().overflow_counts(other_manager) == list(other_scaler.overflow_counts)
 
 
 @pytest.mark.graph
@@ -42,34 +42,32 @@ def test_losses_and_gradients_that_could_not_be_fetched_are_not_recorded(session
 
     def record() -> tf.Tensor:
         loss = tf.constant(1.0) * 2
-        graph_records.record_loss(manager, loss)
-        graph_records.record_gradients(graph_records.RecordedGradients(manager, ["kernel"], [loss], None))
+        record_loss(manager, loss)
+        record_gradients(RecordedGradients(manager, ["kernel"], [loss], None))
         sparse = tf.IndexedSlices(tf.reshape(loss, [1]), tf.constant([0]))
-        graph_records.record_gradients(
-            graph_records.RecordedGradients(manager, ["table", "bias"], [sparse, None], None)
-        )
+        record_gradients(RecordedGradients(manager, ["table", "bias"], [sparse, None], None))
         return loss
 
     tf.cond(tf1.placeholder(tf.bool, []), record, record)
     tf.function(record)()
     tf.while_loop(lambda index: index < 2, lambda index: index + tf.cast(record(), tf.int32), [0])
     # A number is no tensor of the graph.
-    graph_records.record_loss(manager, 1.0)
+    record_loss(manager, 1.0)
     hidden = tf.constant(1.0)
     hidden.graph.prevent_fetching(hidden.op)
-    graph_records.record_loss(manager, hidden)
-    assert (graph_records.losses_of_graph(), graph_records.gradients_of_graph()) == ([], [])
+    record_loss(manager, hidden)
+    assert records_of_graph()[:2] == ([], [])
 
 
 @pytest.mark.graph
 def test_losses_and_gradients_of_a_graph_are_those_of_the_scalers_in_it(session: tf1.Session) -> None:
     scaler, manager = _scaler()
     other_scaler, other_manager = _scaler()
-    assert (graph_records.losses_of_graph(), graph_records.gradients_of_graph()) == ([], [])
+    assert records_of_graph()[:2] == ([], [])
     for each, value in [(scaler, 1.0), (other_scaler, 2.0), (scaler, 3.0)]:
         each.scale(tf.constant(value))
         take_step(each, [tf.constant(value), None], ["kernel", "bias"], lambda grads: tf.no_op())
-    losses, recorded = graph_records.losses_of_graph(), graph_records.gradients_of_graph()
+    losses, recorded = records_of_graph()[:2]
     managers = [manager, other_manager, manager]
     assert [each.manager for each in losses] == [each.manager for each in recorded] == managers
     # This adapter's gradients were unscaled before.
@@ -77,7 +75,7 @@ def test_losses_and_gradients_of_a_graph_are_those_of_the_scalers_in_it(session:
     found = session.run([[each.loss for each in losses], [each.grads[0] for each in recorded]])
     assert found == [[1, 2, 3], [1, 2, 3]]
     with tf.Graph().as_default():
-        assert (graph_records.losses_of_graph(), graph_records.gradients_of_graph()) == ([], [])
+        assert records_of_graph()[:2] == ([], [])
 
 
 @pytest.mark.graph
@@ -85,7 +83,7 @@ def test_scaled_gradients_are_recorded_with_their_factor(session: tf1.Session) -
     scaler, _ = _scaler()
     grads = [tf.IndexedSlices(tf.constant([16.0]), tf.constant([1]), tf.constant([3]))]
     take_step(scaler, grads, ["table"], lambda grads: tf.no_op(), are_scaled=True)
-    (recorded,) = graph_records.gradients_of_graph()
+    (recorded,) = records_of_graph().gradients
     assert session.run([recorded.grads[0].values, recorded.loss_scale]) == [[16], 8]
 
 
@@ -93,7 +91,7 @@ def test_losses_and_gradients_of_eager_code_are_not_recorded() -> None:
     scaler, _ = _scaler()
     scaler.scale(tf.constant(1.0))
     take_step(scaler, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
-    assert (graph_records.losses_of_graph(), graph_records.gradients_of_graph()) == ([], [])
+    assert records_of_graph()[:2] == ([], [])
 
 
 def test_norm_is_nan_until_one_is_stored_and_in_no_checkpoint() -> None:
