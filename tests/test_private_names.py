@@ -28,7 +28,7 @@ _PACKAGE = _ROOT / "tfmp"
 #: Modules of private names alone, by the files that test them.
 _OF_PRIVATE_NAMES = {
     "core/tensorflow_internals.py": "tests/core/test_tensorflow_internals.py",
-    "hosts/keras/internals.py": "tests/hosts/keras/test_keras_internals.py",
+    "any_keras/internals.py": "tests/any_keras/test_keras_internals.py",
     # The functions that autocast replaces. It asks for all of them when the first scope is entered.
     "mixed_precision/autocast/hooks.py": "tests/mixed_precision/autocast/test_autocast_scope.py",
 }
@@ -76,7 +76,7 @@ _ELSEWHERE = {
         "tests/core/storage/test_storage.py",
         "tests/grad_scaler/test_scaler_state.py",
     ),
-    "hosts/keras/legacy.py": _place(
+    "hosts/keras/adapters.py": _place(
         "_create_all_weights",
         "what `apply_gradients` of a legacy optimizer calls to make its variables; it has no public name",
         "tests/optimizers/test_keras_legacy.py",
@@ -271,7 +271,7 @@ def test_named_tests_exist() -> None:
     assert [test for test in tests if not (_ROOT / test).is_file()] == []
 
 
-@pytest.mark.parametrize("module", ["core/tensorflow_internals.py", "hosts/keras/internals.py"])
+@pytest.mark.parametrize("module", ["core/tensorflow_internals.py", "any_keras/internals.py"])
 def test_each_private_name_is_explained_with_the_versions_it_was_read_in(module: str) -> None:
     tree = _trees()[module]
     unexplained = []

@@ -1,6 +1,6 @@
 """What the core asks of an optimizer, whichever host framework it comes from; `tfmp.hosts` has those of each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -15,7 +15,9 @@ class OptimizerAdapter:
 
     This class works with any optimizer that has a method `apply_gradients(grads_and_vars, **kwargs)`: with optimizers
     that users wrote, and in a `tfmp.GradScaler` also with those of Keras. The variables are in the order of the
-    gradients; `kwargs` are keyword arguments for the optimizer's `apply_gradients`.
+    gradients; `kwargs` are keyword arguments for the optimizer's `apply_gradients`. `average` averages gradients over
+    Horovod's workers, and is None if they are averaged already. `leaves_out_none` is False if the optimizer is also
+    given the variables without a gradient, as without a wrapper.
 
     An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
     conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
@@ -31,11 +33,16 @@ class OptimizerAdapter:
             the optimizer may sum them when it applies them.
     """
 
+    sums_first = False
+
     def __init__(
         self,
         optimizer: Any,  # noqa: ANN401 - of any host
         variables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        average: Callable[[Gradients], Gradients] | None = None,
+        leaves_out_none: bool = True,
     ) -> None:
         self.optimizer = optimizer
         self.variables = list(variables)
@@ -45,8 +52,9 @@ class OptimizerAdapter:
             None if keep_float32 else tf.as_dtype(variable.dtype).base_dtype for variable in self.variables
         ]
         self.overwritten = frozenset(index for index, variable in enumerate(self.variables) if is_overwritten(variable))
-        self.sums_first = False
         self._kwargs = kwargs or {}
+        self._average = average
+        self._leaves_out_none = leaves_out_none
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -76,11 +84,11 @@ class OptimizerAdapter:
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum or average the gradients over the replicas before they are checked, if this host does so."""
-        return grads
+        return grads if self._average is None else self._average(grads)
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica, in true magnitude."""
-        return finished(self.optimizer.apply_gradients(self._without_none(grads), **self._kwargs))
+        return finished(self.optimizer.apply_gradients(self._taken(grads), **self._kwargs))
 
     def program(self, grads: Gradients) -> "Program | None":
         """Return the program that unscales these gradients and applies them; None if `apply` is as fast.
@@ -99,8 +107,9 @@ class OptimizerAdapter:
     def _pairs(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
         return list(zip(grads, self.variables, strict=True))
 
-    def _without_none(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
-        return [(grad, variable) for grad, variable in self._pairs(grads) if grad is not None]
+    def _taken(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
+        """Return what the optimizer is given."""
+        return [pair for pair in self._pairs(grads) if pair[0] is not None or not self._leaves_out_none]
 
 
 class Program(Protocol):

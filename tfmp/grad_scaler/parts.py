@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.any_keras.which import is_optimizer_of_keras3, keras_of
 from tfmp.core.adapter import OptimizerAdapter, Program
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.step.scaler import Facts
 from tfmp.core.step.step import Step, step_of
 from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
-from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter
-from tfmp.hosts.keras.legacy import LegacyAdapter
+from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter, LegacyAdapter
 from tfmp.hosts.keras.program import UpdateCompilers
-from tfmp.hosts.keras.which import is_optimizer_of_keras3, keras_of
 from tfmp.hosts.tf1 import TF1Adapter
 from tfmp.types import Done, Gradients
 
@@ -62,13 +61,13 @@ def adapter_of(
     if isinstance(optimizer, ScaledGradientsOptimizer):
         return ScaledGradientsAdapter(optimizer, variables)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return TF1Adapter(optimizer, variables, kwargs, leaves_out_none=True)
+        return TF1Adapter(optimizer, variables, kwargs)
     of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
-    if of_keras and not kwargs and compilers.of(optimizer).own_code.runs_alone([optimizer]):
+    if of_keras and not kwargs and compilers.of(optimizer).runs_keras_alone([optimizer]):
         # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
         adapter = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
-        return adapter(optimizer, variables, compiler=compilers.of(optimizer), leaves_out_none=True)
+        return adapter(optimizer, variables, compiler=compilers.of(optimizer))
     if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
         return LegacyAdapter(optimizer, variables, kwargs)
     return OptimizerAdapter(optimizer, variables, kwargs)

@@ -27,7 +27,7 @@ from tfmp.grad_scaler.arguments import (
 )
 from tfmp.grad_scaler.calls import Calls
 from tfmp.grad_scaler.parts import StepPart, adapter_of, joined, make_variables, step_together
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -168,7 +168,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
         self._watch = UnscaledLossWatch()
-        self._compilers = UpdateCompilers(validated_jit_compile(jit_compile))
+        self._compilers = UpdateCompilers(jit_compile)
         self._calls = Calls(
             is_strict=self._enabled, needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None
         )

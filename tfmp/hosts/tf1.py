@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.core import messages
 from tfmp.core.adapter import OptimizerAdapter, finished
-from tfmp.core.distribute import Distribution
+from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients
 
@@ -18,32 +18,6 @@ _STEP_OF_ACCUMULATOR = {
     "ResourceAccumulatorTakeGradient": tf.raw_ops.ResourceAccumulatorSetGlobalStep,
     "SparseAccumulatorTakeGradient": tf.raw_ops.AccumulatorSetGlobalStep,
 }
-
-
-class GlobalStepCounter:
-    """Increments a global step by exactly one per step, whether or not the optimizer increments it.
-
-    Not every optimizer of TensorFlow 1 increments the global step that it is given: BERT's, for example, does not. Of
-    several replicas, one increments the variable for all.
-    """
-
-    def __init__(self, global_step: tf.Variable, distribution: Distribution) -> None:
-        self._global_step = global_step
-        self._distribution = distribution
-
-    def count(self, apply: Callable[[tf.Variable], Any]) -> Done:
-        """Call `apply` with the global step, to apply gradients, and increment the global step if it did not."""
-        # The target is computed before the optimizer runs, because the optimizer may increment the variable.
-        target = self._global_step.read_value() + 1
-        with tf.control_dependencies([target]):
-            applied = finished(apply(self._global_step))
-
-        def advance() -> Done:
-            missing = tf.less(self._global_step.read_value(), target)
-            return tf.group(self._global_step.assign_add(tf.cast(missing, target.dtype)))
-
-        with tf.control_dependencies([] if applied is None else [applied]):
-            return self._distribution.once(advance)
 
 
 def keep_workers_in_step(step: tf.Operation, grads: Gradients, global_step: tf.Variable | None) -> tf.Operation:
@@ -74,13 +48,12 @@ class TF1Adapter(OptimizerAdapter):
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
         kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        counter: Increments the global step when the gradients are applied; None if there is no global step to count, or
-            if `kwargs` contains it.
+        average: Averages gradients over Horovod's workers; None if they are averaged already.
+        leaves_out_none: False if the optimizer is also given the variables without a gradient, as without a wrapper.
+        global_step: Incremented when the gradients are applied; None if there is none, or if `kwargs` contains it.
+        distribution: How the replicas act together, of which one increments the global step for all.
         name_scope: The full name, with a slash at its end, of the scope in which the optimizer makes its variables; by
             default the current scope.
-        leaves_out_none: True if the optimizer gets no pair whose gradient is None. By default it gets all pairs, as it
-            does without a wrapper.
-        average: Averages gradients over Horovod's workers; None if they are averaged already.
     """
 
     def __init__(
@@ -89,16 +62,16 @@ class TF1Adapter(OptimizerAdapter):
         variables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         *,
-        counter: GlobalStepCounter | None = None,
-        name_scope: str | None = None,
-        leaves_out_none: bool = False,
         average: Callable[[Gradients], Gradients] | None = None,
+        leaves_out_none: bool = True,
+        global_step: tf.Variable | None = None,
+        distribution: Distribution | None = None,
+        name_scope: str | None = None,
     ) -> None:
-        super().__init__(optimizer, variables, kwargs)
-        self._counter = counter
+        super().__init__(optimizer, variables, kwargs, average=average, leaves_out_none=leaves_out_none)
+        self._global_step = global_step
+        self._distribution = distribution or SingleProcess()
         self._name_scope = name_scope
-        self._leaves_out_none = leaves_out_none
-        self._average = average
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's slot variables, such as momenta, in eager code.
@@ -111,17 +84,25 @@ class TF1Adapter(OptimizerAdapter):
             if tf.executing_eagerly() and not tf.distribute.has_strategy():
                 make_slots(self.optimizer, variables)
 
-    def reduce(self, grads: Gradients) -> Gradients:
-        """Average the gradients over Horovod's workers, if that was left to the step."""
-        return grads if self._average is None else self._average(grads)
-
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica, and count the step."""
-        pairs = self._without_none(grads) if self._leaves_out_none else self._pairs(grads)
         # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
-            if self._counter is None:
-                return finished(self.optimizer.apply_gradients(pairs, **self._kwargs))
-            return self._counter.count(
-                lambda global_step: self.optimizer.apply_gradients(pairs, global_step=global_step, **self._kwargs)
+            return (
+                super().apply(grads) if self._global_step is None else self._apply_and_count(grads, self._global_step)
             )
+
+    def _apply_and_count(self, grads: Gradients, global_step: tf.Variable) -> Done:
+        """Increment the global step by exactly one, whether or not the optimizer does: that of BERT does not."""
+        # The target is computed before the optimizer runs, because the optimizer may increment the variable.
+        target = global_step.read_value() + 1
+        with tf.control_dependencies([target]):
+            given = self._taken(grads)
+            applied = finished(self.optimizer.apply_gradients(given, global_step=global_step, **self._kwargs))
+
+        def advance() -> Done:
+            missing = tf.less(global_step.read_value(), target)
+            return tf.group(global_step.assign_add(tf.cast(missing, target.dtype)))
+
+        with tf.control_dependencies([] if applied is None else [applied]):
+            return self._distribution.once(advance)

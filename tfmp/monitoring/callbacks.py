@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfmp.any_keras.which import keras_of
 from tfmp.core import settings
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.messages import script_line
 from tfmp.core.step.properties import StepProperties
-from tfmp.hosts.keras.layers import called_layers_of, compute_dtype
-from tfmp.hosts.keras.which import keras_of
+from tfmp.mixed_precision.keras_layers import called_layers_of, compute_dtype
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.reporter import Reporter, StepValues, with_values
 from tfmp.monitoring.stuck import OnStuck, several_processes

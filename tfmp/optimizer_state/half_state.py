@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 from typing import TypeVar
 
-from tfmp.hosts.keras.which import is_keras2, keras_of
+from tfmp.any_keras.which import is_keras2, keras_of
 from tfmp.optimizer_state.settings import half_settings
 
 _Optimizer = TypeVar("_Optimizer")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tfmp.any_keras.configurations import object_of_config
+from tfmp.any_keras.internals import decays, index_of
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
-from tfmp.hosts.keras.configurations import object_of_config
-from tfmp.hosts.keras.internals import decays, index_of
 from tfmp.optimizer_state.float32_view import Float32View
 from tfmp.optimizer_state.settings import HalfSettings, half_settings
 from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfmp.any_keras.which import is_keras2, keras_of, module_for
 from tfmp.core import settings
-from tfmp.hosts.keras.which import is_keras2, keras_of, module_for
 
 if TYPE_CHECKING:
     from tfmp.optimizers.base import LossScaleOptimizer

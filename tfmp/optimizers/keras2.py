@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import learning_rate_or_schedule
+from tfmp.any_keras.which import is_foreign
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
@@ -15,8 +17,6 @@ from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.internals import learning_rate_or_schedule
-from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.program import JitCompile
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
@@ -220,9 +220,10 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             self.inner_optimizer,
             variables,
             {} if name is None else {"name": name},
-            compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
-            aggregates=not is_reduced,
             average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
+            leaves_out_none=False,
+            compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
+            is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         self._step(adapter, grads, facts)

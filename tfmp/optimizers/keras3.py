@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from tfmp.any_keras.internals import built_with
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
 from tfmp.core.adapter import is_overwritten, names_of
@@ -18,7 +19,6 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.internals import built_with
 from tfmp.hosts.keras.program import JitCompile
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
@@ -226,7 +226,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             _refuse_divided_next_values(variables)
         lists.refuse_all_none(grads)
         compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
-        adapter = Keras3Adapter(self.inner_optimizer, variables, compiler=compiler, method=method)
+        adapter = Keras3Adapter(
+            self.inner_optimizer, variables, leaves_out_none=False, compiler=compiler, method=method
+        )
         self._step(adapter, grads, facts)
         self._adjust_float8_scales(variables, before=facts.loss_scale)
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tfmp.any_keras.internals import class_of_legacy_wrappers, initialize_with_session
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.adapter import names_of
@@ -14,8 +15,7 @@ from tfmp.core.managers import Specification
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.internals import class_of_legacy_wrappers, initialize_with_session
-from tfmp.hosts.keras.legacy import LegacyAdapter
+from tfmp.hosts.keras.adapters import LegacyAdapter
 from tfmp.optimizers.base import of_inner
 from tfmp.optimizers.keras.arguments import manager_of_keras, parts_of_config
 from tfmp.optimizers.keras.base import split
@@ -197,8 +197,8 @@ class LossScaleOptimizerLegacy(OfKeras2):
             self.inner_optimizer,
             variables,
             kwargs if name is None else {"name": name, **kwargs},
-            is_summed=is_reduced,
             average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
+            is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])

@@ -5,6 +5,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import initialize_with_session
+from tfmp.any_keras.which import loaded_keras2
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import accumulation_settings
 from tfmp.core.adapter import names_of
@@ -16,9 +18,7 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
-from tfmp.hosts.keras.internals import initialize_with_session
-from tfmp.hosts.keras.which import loaded_keras2
-from tfmp.hosts.tf1 import GlobalStepCounter, TF1Adapter, keep_workers_in_step
+from tfmp.hosts.tf1 import TF1Adapter, keep_workers_in_step
 from tfmp.optimizers.base import LossScaleOptimizer, of_inner, optimizer_of, refuse_wrapped
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
@@ -200,9 +200,11 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             self._opt,
             variables,
             {"name": name},
-            counter=None if global_step is None else GlobalStepCounter(global_step, facts.distribution),
-            name_scope=name_scope,
             average=self._average_over_workers(variables, facts.distribution, is_done=is_averaged),
+            leaves_out_none=False,
+            global_step=global_step,
+            distribution=facts.distribution,
+            name_scope=name_scope,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
         if self._accumulators.is_on:

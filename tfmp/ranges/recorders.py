@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfmp.any_keras.which import keras_of
 from tfmp.core import settings
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.gradients import arithmetic
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.monitors import records_of_graph
-from tfmp.hosts.keras.which import keras_of
 from tfmp.ranges.check.model_runs import Precision
 from tfmp.ranges.exponents import exponent_counts
 from tfmp.ranges.gradient_ranges import GradientRanges, StepsWithRanges

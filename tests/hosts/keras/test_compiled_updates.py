@@ -14,7 +14,6 @@ from many_variables import SHAPES, apply, make_variables, wrapped
 from many_variables import gradients as many_gradients
 
 import tfmp
-from tfmp.hosts.keras.program import saves_time
 
 _keras_3_alone = for_every_keras("keras3")
 
@@ -69,23 +68,6 @@ def test_sparse_gradients_of_any_number_of_rows_train_as_without_a_wrapper(
     assert len(traced) == (1 if way == "function" else 4)
 
 
-@pytest.mark.parametrize(("lowest", "highest"), [(1.0, 2.0), (-2.0, -1.0), (-1.0, 1.0)])
-@_keras_3_alone
-def test_rows_that_a_program_adds_to_sparse_gradients_stay_zero_when_values_are_clipped(
-    keras: ModuleType, lowest: float, highest: float
-) -> None:
-    (weight,) = variables = [variable(keras, np.zeros([4]))]
-    opt = wrapped(optimizer(keras, learning_rate=1.0))
-    opt.build(variables)
-
-    def step(values: tf.Tensor) -> None:
-        scaled = tf.IndexedSlices(values * SCALE, tf.constant([3, 1, 0]), tf.constant([4]))
-        opt.apply(tfmp.clip_by_value(opt.get_unscaled_gradients([scaled]), lowest, highest), variables)
-
-    tf.function(step)(tf.constant([0.5, -3.0, 5.0]))
-    np.testing.assert_allclose(-weight.numpy(), [highest, lowest, 0, np.clip(0.5, lowest, highest)])
-
-
 #: Settings, a gradient, whether the script unscales it, and what the step subtracts; None if it is what Keras' does.
 _CLIPPED: list[tuple[dict[str, float], list[float], bool, Any]] = [
     # The check has summed the squares already, in a wider type: those of these gradients overflow float32.
@@ -120,32 +102,6 @@ def test_program_clips_as_the_optimizer_clips(
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
     assert int(inner.iterations) == 1
     assert {name: getattr(inner, name) for name in settings} == settings
-
-
-@pytest.mark.parametrize(
-    "clip",
-    [
-        lambda grads: tfmp.clip_by_value(grads, -0.5, 0.25),
-        lambda grads: tfmp.clip_by_norm(grads, 0.5),
-        lambda grads: tfmp.clip_by_global_norm(grads, 2.0)[0],
-        lambda grads: tfmp.clip_by_value(tfmp.clip_by_norm(grads, 0.5), -0.25, 0.25),
-    ],
-    ids=["value", "norm", "global_norm", "norm_and_value"],
-)
-@for_every_keras()
-def test_gradients_that_tfmp_clips_are_clipped_again_in_shared_programs(keras: ModuleType, clip: Any) -> None:
-    opt, variables, plain, plain_variables = _both(keras, lambda: optimizer(keras, "Adam"))
-
-    def step(grads: list[Any]) -> None:
-        clipped = clip(opt.get_unscaled_gradients([grad * SCALE for grad in grads]))
-        opt.apply_gradients(zip(clipped, variables, strict=True))
-
-    take_step = tf.function(step)
-    for seed in range(3):
-        take_step(many_gradients(seed))
-        plain.apply_gradients(zip(clip(many_gradients(seed)), plain_variables, strict=True))
-    _assert_close(variables, plain_variables)
-    assert num_programs(step, many_gradients(0)) == 4
 
 
 @pytest.mark.parametrize(
@@ -276,27 +232,23 @@ def test_half_precision_state_is_rounded_as_without_sharing(keras: ModuleType, r
         np.testing.assert_allclose(weight, wanted, rtol=0, atol=2**-6 if may_differ else 0)
 
 
-@_keras_3_alone
-def test_function_that_is_traced_again_uses_changed_settings(keras: ModuleType) -> None:
-    schedule = keras.optimizers.schedules.PolynomialDecay
-    inner = keras.optimizers.SGD(schedule(1.0, 10, 1.0), clipvalue=1.0)
-    (weight,) = variables = [variable(keras, [0.0])]
-    opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True)
-    opt.build(variables)
-    seen = []
-    for clipvalue, rate in [(1.0, 1.0), (3.0, 1.0), (np.float64(2.0), 0.5)]:
-        inner.clipvalue = clipvalue
-        opt.learning_rate = schedule(rate, 10, rate)
-        weight.assign([0.0])
-        tf.function(lambda: opt.apply([tf.constant([4.0])], variables))()
-        seen.append(float(weight.numpy()[0]))
-    assert seen == [-1, -3, -1]
-
-
 def _large(keras: ModuleType, constraint: Any = None) -> list[Any]:
     layer = keras.layers.Dense(1024, use_bias=False, kernel_initializer="ones", kernel_constraint=constraint)
     layer.build([None, 1024])
     return [layer.kernel]
+
+
+def _of_shapes(*shapes: list[int]) -> Callable[[ModuleType], list[Any]]:
+    return lambda keras: [variable(keras, np.zeros(shape), f"w{place}") for place, shape in enumerate(shapes)]
+
+
+def _on_two_devices(keras: ModuleType) -> list[Any]:
+    variables = []
+    for device in tf.config.list_logical_devices("CPU")[:2]:
+        with tf.device(device.name):
+            variables += _of_shapes([2**20])(keras)
+    assert len(variables) == 2
+    return variables
 
 
 def _programs_of_step(opt: Any, variables: list[Any]) -> int:
@@ -315,6 +267,13 @@ _CONDITIONS: dict[str, tuple[bool, Callable[[ModuleType], Any], Callable[[Module
     "large": (True, lambda k: optimizer(k, "Adam"), _large, "auto"),
     "schedule": (True, lambda k: k.optimizers.SGD(k.optimizers.schedules.CosineDecay(0.1, 10)), _large, "auto"),
     "small": (False, optimizer, kernel_and_bias, "auto"),
+    "almost large": (False, optimizer, _of_shapes([2**20 - 1]), "auto"),
+    "65 of 2**14 values": (True, optimizer, _of_shapes(*([2**14 + more] for more in range(65))), "auto"),
+    "129 of 2**13 values": (False, optimizer, _of_shapes(*([2**13 + more] for more in range(129))), "auto"),
+    # They take programs for eight, and for four, three, and one.
+    "64 alike": (True, optimizer, _of_shapes(*[[]] * 64), "auto"),
+    "59 alike": (False, optimizer, _of_shapes(*[[]] * 59, *([more] for more in range(1, 6))), "auto"),
+    "two devices": (False, optimizer, _on_two_devices, "auto"),
     "jit_compile=True": (True, optimizer, kernel_and_bias, True),
     "jit_compile=False": (False, optimizer, _large, False),
     "own schedule": (
@@ -361,33 +320,6 @@ def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(k
     grad = tf.zeros([1024, 1024])
     for given, is_compiled in [([grad, *[None] * 64], True), ([grad, *small], False), ([None, *small], False)]:
         assert (num_programs(lambda given=given: step(given)) > 0) is is_compiled
-
-
-@pytest.mark.parametrize(
-    ("shapes", "num_compiled", "worth"),
-    [
-        ([[2**20]], 1, True),
-        ([[2**20 - 1]], 1, False),
-        ([[2**14]] * 65, 65, True),
-        ([[2**13]] * 200, 200, False),
-        ([], 0, False),
-        # Many small ones that share programs.
-        ([[]] * 64, 8, True),
-        ([[]] * 64, 9, False),
-    ],
-)
-def test_update_is_worth_compiling_for_many_values_in_large_variables_or_if_many_share_programs(
-    shapes: list[list[int]], num_compiled: int, worth: bool
-) -> None:
-    assert saves_time([tf.Variable(tf.zeros(shape)) for shape in shapes], num_compiled) is worth
-
-
-def test_variables_on_several_devices_are_not_compiled(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    variables = []
-    for device in two_replicas.extended.worker_devices:
-        with tf.device(device):
-            variables.append(tf.Variable(tf.zeros([2**20])))
-    assert [saves_time(variables, 2), saves_time(variables[:1], 1)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import tensorflow as tf
 from kerases import SCALE, for_every_keras, optimizer, variable
 
 import tfmp
-from tfmp.hosts.keras.views import view_of
 
 
 class _Pair:
@@ -315,20 +314,6 @@ def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras:
         return [weight.numpy() for weight in weights]
 
     np.testing.assert_allclose(trained(True), trained(False), rtol=1e-5)
-
-
-@for_every_keras()
-def test_what_an_optimizer_set_before_an_error_while_its_gradients_are_clipped_stays_set(keras: ModuleType) -> None:
-    opt = optimizer(keras, clipvalue=1.0)
-
-    def fail() -> None:
-        with view_of(opt, clipvalue=None) as view:
-            vars(view).update(clipvalue=2.0, counted=4)
-            raise RuntimeError("of the update")
-
-    with pytest.raises(RuntimeError, match="of the update"):
-        fail()
-    assert (opt.clipvalue, opt.counted) == (1, 4)
 
 
 @for_every_keras("keras3")

@@ -13,7 +13,7 @@ from kerases import for_every_keras
 from levelled_models import CASES, subclassed
 
 import tfmp
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 
 _X, _Y = CASES["sequential"].batch, np.ones([4, 2], np.float32)
 

@@ -27,7 +27,7 @@ from levelled_models import (
 )
 
 import tfmp
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 
 __all__ = ["global_policy"]
 

@@ -13,7 +13,7 @@ from kerases import for_every_keras, installed
 from levelled_models import CASES, global_policy, outputs, policies, policy, values
 
 import tfmp
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 
 __all__ = ["global_policy"]
 

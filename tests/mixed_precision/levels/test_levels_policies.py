@@ -11,7 +11,7 @@ from kerases import for_every_keras
 from levelled_models import CASES, POLICIES, outputs, policies, policy
 
 import tfmp
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),

@@ -14,7 +14,7 @@ from kerases import for_every_keras, installed
 from levelled_models import CASES, layer_policies, outputs
 
 import tfmp
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),

@@ -7,13 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import refuse_unknown, view_of
+from tfmp.any_keras.which import is_foreign, is_optimizer_of_keras3
 from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.tracing import outside_of_functions
-from tfmp.hosts.keras.internals import refuse_unknown
-from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.hosts.keras.program import KerasProgram, UpdateCompiler
-from tfmp.hosts.keras.views import view_of
-from tfmp.types import Done, Gradient, Gradients
+from tfmp.types import Done, Gradients
 
 
 class KerasAdapter(OptimizerAdapter):
@@ -22,10 +21,13 @@ class KerasAdapter(OptimizerAdapter):
     Args:
         optimizer: The optimizer.
         variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+        kwargs: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2, legacy or not.
+        average: Averages gradients over Horovod's workers; None if they are averaged already.
+        leaves_out_none: False if the optimizer is also given the variables without a gradient, of which it warns.
         compiler: Says whether XLA compiles the program that unscales gradients and applies them; None if gradients are
             to be unscaled before they come here.
-        leaves_out_none: True if variables without a gradient are not passed to the optimizer, which warns of them.
+        is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
+        counts_skipped_steps: True if a skipped step also increments `iterations`, as in the own wrapper of Keras 2.
         method: The method of an optimizer of Keras 3 that is called, which a subclass may override: "apply_gradients"
             or "apply".
     """
@@ -36,24 +38,28 @@ class KerasAdapter(OptimizerAdapter):
         variables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         *,
+        average: Callable[[Gradients], Gradients] | None = None,
+        leaves_out_none: bool = True,
         compiler: UpdateCompiler | None = None,
-        leaves_out_none: bool = False,
+        is_summed: bool = False,
+        counts_skipped_steps: bool = False,
         method: str = "apply_gradients",
     ) -> None:
-        super().__init__(optimizer, variables, kwargs)
+        super().__init__(optimizer, variables, kwargs, average=average, leaves_out_none=leaves_out_none)
         self._compiler = compiler
-        self._leaves_out_none = leaves_out_none
+        self._is_summed = is_summed
+        self._counts_skipped_steps = counts_skipped_steps
         self._method = method
 
     def refuse_unknown_variables(self, grads: Gradients) -> None:
-        """Raise Keras' own error if the optimizer was built without a variable that has a gradient."""
-        self._refuse_unknown([variable for _, variable in self._without_none(grads)])
-
-    def _refuse_unknown(self, variables: Sequence[Any]) -> None:
+        """Raise Keras' own error if the optimizer was built without a variable that it is given."""
         # A user's class may need no place for a variable, or filter variables before Keras looks at them.
         methods = (getattr(self.optimizer, name, None) for name in ("build", "apply_gradients", "apply"))
         if not any(map(is_foreign, methods)):
-            refuse_unknown(self.optimizer, variables)
+            # Keras 2 looks at no variable without a gradient.
+            is_keras3 = is_optimizer_of_keras3(self.optimizer)
+            given = [variable for grad, variable in self._taken(grads) if grad is not None or is_keras3]
+            refuse_unknown(self.optimizer, given)
 
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them, if XLA compiles it.
@@ -61,75 +67,23 @@ class KerasAdapter(OptimizerAdapter):
         There is none under a `tf.distribute` strategy: the check needs unscaled gradients there, to find out whether
         their sum over the replicas could overflow.
         """
-        if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
+        if self._compiler is None or tf.distribute.has_strategy() or not self._can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
-        program = KerasProgram(self._compiler, self.variables, taken, self._method, self._kwargs)
+        variables = [self.variables[index] for index in taken]
+        program = KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
         return program if program.is_compiled else None
 
-    def can_unscale_late(self, grads: Gradients) -> bool:
+    def _can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
 
         It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
-        the loss scale.
+        the loss scale. Otherwise a finite gradient must stay finite when it is unscaled and cast.
         """
-        return not self.overwritten and all(map(_can_be_unscaled_late, grads, self.dtypes))
-
-
-class Keras2Adapter(KerasAdapter):
-    """The adapter for an optimizer of Keras 2; the gradients are summed over the replicas before they are checked.
-
-    Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        compiler: Says whether the program is compiled; None if gradients are to be unscaled before they come here.
-        aggregates: True if `reduce` shall sum the gradients over the replicas; False if the caller has summed them
-            already.
-        average: Averages gradients over Horovod's workers; None if they are averaged already.
-        counts_skipped_steps: True if a skipped step also increments `iterations`, as in Keras' own
-            `LossScaleOptimizer`.
-    """
-
-    def __init__(
-        self,
-        optimizer: Any,  # noqa: ANN401 - of either package
-        variables: Iterable[Any],
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        compiler: UpdateCompiler | None = None,
-        aggregates: bool = True,
-        average: Callable[[Gradients], Gradients] | None = None,
-        counts_skipped_steps: bool = False,
-    ) -> None:
-        super().__init__(optimizer, variables, kwargs, compiler=compiler)
-        self.sums_first = True
-        self._aggregates = aggregates
-        self._average = average
-        self._counts_skipped_steps = counts_skipped_steps
-
-    def program(self, grads: Gradients) -> KerasProgram | None:
-        """Return the program that unscales these gradients and applies them, if none of it is a user's."""
-        # A user's own `aggregate_gradients` may do more than sum.
-        return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
-
-    def reduce(self, grads: Gradients) -> Gradients:
-        """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
-        if self._aggregates:
-            grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
-        return grads if self._average is None else self._average(grads)
-
-    def apply(self, grads: Gradients) -> Done:
-        """Apply the gradients, which are already summed over the replicas."""
-        with self._summing_nothing() as optimizer:
-            optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
-        return tf.no_op()
-
-    def _summing_nothing(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which a user's `apply_gradients` may drop the argument that says what is summed."""
-        if tf.distribute.has_strategy() and is_foreign(self.optimizer.apply_gradients):
-            return view_of(self.optimizer, aggregate_gradients=list)
-        return contextlib.nullcontext(self.optimizer)
+        return not self.overwritten and all(
+            dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
+            for grad, dtype in zip(grads, self.dtypes, strict=True)
+        )
 
     def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
@@ -146,25 +100,56 @@ class Keras3Adapter(KerasAdapter):
         """Make the optimizer's own variables; outside of a function that is being traced, so that it is traced once."""
         outside_of_functions(functools.partial(super().prepare, variables))
 
-    def refuse_unknown_variables(self, grads: Gradients) -> None:
-        """Raise Keras' own error if the optimizer was built without one of the variables."""
-        if self._leaves_out_none:
-            super().refuse_unknown_variables(grads)
-        else:
-            # Keras 3 looks at the variables without a gradient too.
-            self._refuse_unknown(self.variables)
-
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica."""
-        if self._leaves_out_none:
+        if self._method != "apply":
             return super().apply(grads)
-        if self._method == "apply":
-            self.optimizer.apply(list(grads), self.variables)
-        else:
-            self.optimizer.apply_gradients(self._pairs(grads))
+        self.optimizer.apply(list(grads), self.variables)
         return tf.no_op()
 
 
-def _can_be_unscaled_late(grad: Gradient, dtype: tf.DType | None) -> bool:
-    """Return whether a finite scaled gradient stays finite when it is unscaled and cast to the dtype of `dtypes`."""
-    return dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
+class Keras2Adapter(KerasAdapter):
+    """The adapter for an optimizer of Keras 2; the gradients are summed over the replicas before they are checked."""
+
+    sums_first = True
+
+    def program(self, grads: Gradients) -> KerasProgram | None:
+        """Return the program that unscales these gradients and applies them, if none of it is a user's."""
+        # A user's own `aggregate_gradients` may do more than sum.
+        return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
+
+    def reduce(self, grads: Gradients) -> Gradients:
+        """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""
+        if not self._is_summed:
+            grads = [grad for grad, _ in self.optimizer.aggregate_gradients(self._pairs(grads))]
+        return super().reduce(grads)
+
+    def apply(self, grads: Gradients) -> Done:
+        """Apply the gradients, which are already summed over the replicas."""
+        # A user's `apply_gradients` may drop the argument that says so.
+        may_sum = tf.distribute.has_strategy() and is_foreign(self.optimizer.apply_gradients)
+        view = view_of(self.optimizer, aggregate_gradients=list) if may_sum else contextlib.nullcontext(self.optimizer)
+        with view as optimizer:
+            optimizer.apply_gradients(self._pairs(grads), skip_gradients_aggregation=True, **self._kwargs)
+        return tf.no_op()
+
+
+class LegacyAdapter(KerasAdapter):
+    """The adapter for an optimizer of `keras.optimizers.legacy`, which sums the gradients over the replicas itself.
+
+    A user's class may change gradients before it sums them, for example clip them, so the optimizer itself must sum.
+    """
+
+    def __init__(self, *args: Any, is_summed: bool = False, **kwargs: Any) -> None:  # noqa: ANN401 - as `KerasAdapter`
+        super().__init__(*args, is_summed=is_summed, **kwargs)
+        self.sums_first = is_summed
+        # Not every class of a user's own has this argument, whose default is True.
+        if is_summed:
+            self._kwargs = {**self._kwargs, "experimental_aggregate_gradients": False}
+
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Make `iterations`, the hyperparameters and the slots."""
+        # A private method, but the one that `apply_gradients` calls for it, and the wrappers of Addons extend. It is
+        # called in the same name scope as there, because a `Saver` finds variables by their names.
+        with tf.name_scope(self.optimizer._name), tf.init_scope():
+            self.optimizer._create_all_weights(variables)

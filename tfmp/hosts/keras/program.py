@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import operator
 import re
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,14 +12,19 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tfmp.any_keras.internals import learning_rate_or_schedule, view_of
+from tfmp.any_keras.which import (
+    OWN_PACKAGES,
+    is_foreign,
+    is_from,
+    is_of_keras,
+    is_optimizer_of_keras3,
+    of_tensorflow,
+)
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX, ops_are_watched, unrecorded, within_xla
 from tfmp.core.tracing import has_apple_gpu
-from tfmp.hosts.keras.internals import learning_rate_or_schedule
-from tfmp.hosts.keras.own_code import OWN_PACKAGES, OwnCode, is_from
 from tfmp.hosts.keras.shared_programs import num_compiled, run_shared
-from tfmp.hosts.keras.views import of_tensorflow, view_of
-from tfmp.hosts.keras.which import is_optimizer_of_keras3
 from tfmp.types import Done, Gradients
 
 _logger = logging.getLogger("tfmp")
@@ -39,65 +45,54 @@ _Optimizer: TypeAlias = Any
 _Variable: TypeAlias = Any
 
 
-class KerasProgram:
+class KerasProgram(NamedTuple):
     """Unscales gradients and applies them by an optimizer that is built; made anew for each step.
 
         in a function    optimizer.apply(grads / scale) as a program that XLA compiles
         in eager code    the same, which is kept, and run again while no setting changes
         within XLA       a part of the program that XLA compiles anyway
 
-    The step computes the global norm beside its check, and the program clips by it in the optimizer's place: within the
-    optimizer XLA would sum the squares again, and slowly, on one core.
-
-    Args:
-        compiler: That of the optimizer.
-        variables: The variables, in the order of the gradients.
-        taken: The indices of the gradients that are passed to the optimizer.
-        method: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
-        options: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    Eager code keeps this object, which therefore holds no gradients, and the optimizer only weakly.
     """
 
-    # Eager code keeps this object, which therefore holds no gradients, and the optimizer only weakly.
+    compiler: "UpdateCompiler"
+    #: The indices of the gradients that are passed to the optimizer, and the variables that they are for.
+    taken: Sequence[int]
+    variables: Sequence[_Variable]
+    #: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
+    method: str
+    #: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    options: Mapping[str, Any]
 
-    def __init__(
-        self,
-        compiler: "UpdateCompiler",
-        variables: Sequence[_Variable],
-        taken: Sequence[int],
-        method: str,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._compiler = compiler
-        self._taken = taken
-        self._variables = [variables[index] for index in taken]
-        self._method = method
-        self._options = options
-        # A user's code may change the gradients before they are clipped.
-        self.clips = _clips_by_global_norm(compiler.optimizer) and compiler.is_by_keras_alone(self._variables)
+    @property
+    def clips(self) -> bool:
+        """True if it clips by the global norm, which the step computes beside its check.
+
+        Within the optimizer XLA would sum the squares again, and slowly, on one core. A user's code may change the
+        gradients before they are clipped.
+        """
+        return _clips_by_global_norm(self.compiler.optimizer()) and self.compiler.is_by_keras_alone(self.variables)
 
     @property
     def is_compiled(self) -> bool:
         """True if XLA compiles the program, alone or with all that is around it."""
-        return within_xla() or self._compiler.compiles(self._variables)
+        return within_xla() or self.compiler.compiles(self.variables)
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
         """Divide the gradients by the loss scale, clip and apply them."""
-        taken = [grads[index] for index in self._taken]
+        taken = [grads[index] for index in self.taken]
         tensors = [loss_scale] if norm is None else [loss_scale, norm]
         # A tape, such as one in whose `with` the optimizer is called, would otherwise need a gradient of the program.
         with unrecorded():
             if within_xla():
-                self._update(taken, tensors)
+                self._update(self.compiler.optimizer(), self.variables, taken, tensors)
             elif tf.executing_eagerly():
                 self._run_kept(taken, tensors)
             else:
                 self._run_compiled(taken, tensors)
         return tf.no_op()
 
-    def _update(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-        self._update_some(self._compiler.optimizer, self._variables, grads, tensors)
-
-    def _update_some(
+    def _update(
         self, optimizer: _Optimizer, variables: Sequence[_Variable], grads: Gradients, tensors: Sequence[tf.Tensor]
     ) -> None:
         """Update variables; the tensors are the loss scale, and the global norm of all gradients if that is known."""
@@ -116,13 +111,13 @@ class KerasProgram:
     def _apply(self, optimizer: _Optimizer, variables: Sequence[_Variable], grads: Gradients) -> None:
         pairs = list(zip(grads, variables, strict=True))
         if not is_optimizer_of_keras3(optimizer):
-            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self._options)
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True, **self.options)
             return
-        arguments = (list(grads), variables) if self._method == "apply" else (pairs,)
-        apply = functools.partial(getattr(optimizer, self._method), *arguments)
+        arguments = (list(grads), variables) if self.method == "apply" else (pairs,)
+        apply = functools.partial(getattr(optimizer, self.method), *arguments)
         # Keras 3 sums gradients over the replicas, also if there is one. The sum would change nothing, but TensorFlow
         # (2.15 to 2.21) would keep its graph, and the values of all variables in it, until the process ends.
-        context = None if tf.distribute.has_strategy() else tf.distribute.get_replica_context()
+        context = tf.distribute.get_replica_context()
         if context is None:
             apply()
         else:
@@ -130,13 +125,14 @@ class KerasProgram:
 
     def _run_compiled(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         """Update the variables in a `tf.function` by a compiled program, or by several that variables share."""
-        optimizer = self._compiler.optimizer
+        optimizer = self.compiler.optimizer()
         clips_all = optimizer.global_clipnorm is not None and len(tensors) == 1
-        can_be_split = not clips_all and self._compiler.is_by_keras_alone(self._variables)
-        if can_be_split and run_shared(self._update_some, optimizer, self._variables, grads, tensors):
+        can_be_split = not clips_all and self.compiler.is_by_keras_alone(self.variables)
+        if can_be_split and run_shared(self._update, optimizer, self.variables, grads, tensors):
             return
+        program = _function(self._update, optimizer, self.variables, jit_compile=True)
         # XLA compiles it again for every new shape.
-        _function(self._update, jit_compile=True)([arithmetic.pad_rows(grad) for grad in grads], tensors)
+        program([arithmetic.pad_rows(grad) for grad in grads], tensors)
 
     def _run_kept(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         """Update the variables in eager code by the program that was traced with these settings.
@@ -144,123 +140,146 @@ class KerasProgram:
         A program contains Python's numbers and flags as they were when it was traced; the values of variables it reads
         anew each time it runs. The first update with settings is not compiled.
         """
-        programs, references = self._compiler.programs, list[Callable[[], object]]()
-        key = _key(self._settings(len(tensors)), references)
-        kept = programs.pop(key, None)
-        if kept is None or any(reference() is None for reference in kept.references):
-            self._update(grads, tensors)
-            # What the optimizer changes in Python would stay as it is when a program runs: Nadam of Keras 2 counts its
-            # steps there. Other attributes are notes, which are made once: the next step finds the settings with them.
-            if _key(self._settings(len(tensors)), []) != key:
-                return
-            kept = _Kept(references, None)
-        else:
+        programs, key = self.compiler.programs, self._key(len(tensors))
+        if key in programs:
             # The numbers of rows of sparse gradients differ between calls.
-            kept = _Kept(kept.references, kept.program or _function(self._run_compiled, reduce_retracing=True))
-            kept.program(grads, tensors)
-        programs[key] = kept
-        while len(programs) > _MOST_KEPT:
-            del programs[next(iter(programs))]
+            program = programs.pop(key) or _function(self._run_compiled, reduce_retracing=True)
+            program(grads, tensors)
+            programs[key] = program
+            return
+        self._update(self.compiler.optimizer(), self.variables, grads, tensors)
+        # What the optimizer changes in Python would stay as it is when a program runs: Nadam of Keras 2 counts its
+        # steps there. Other attributes are notes, which are made once: the next step finds the settings with them.
+        if self._key(len(tensors)) == key:
+            programs[key] = None
+            if len(programs) > _MOST_KEPT:
+                del programs[next(iter(programs))]
 
-    def _settings(self, num_tensors: int) -> list[object]:
-        """Return all that the update depends on, apart from its arguments and the values of variables."""
-        parts = self._compiler.parts(self._variables)
+    def _key(self, num_tensors: int) -> Hashable:
+        """Return what is equal while nothing changes that the update depends on but its arguments and variables."""
+        parts = self.compiler.parts(self.variables)
         own = [[item for item in vars(part).items() if not item[0].startswith(TRACKING_PREFIX)] for part in parts]
         names = ("trainable", "constraint", "overwrite_with_gradient")
-        of_variables = [[each, *(getattr(each, name, None) for name in names)] for each in self._variables]
-        return [parts, own, of_variables, self._compiler.own_code.version, self._method, self._options, num_tensors]
+        of_variables = [[each, *(getattr(each, name, None) for name in names)] for each in self.variables]
+        return _key([parts, own, of_variables, self.compiler.version, self.method, self.options, num_tensors])
 
 
-class _Kept(NamedTuple):
-    """What eager code keeps for settings: a program, or None before there is one.
-
-    `references` are to what the key of the settings has by identity: the key means nothing once one of them is gone.
-    """
-
-    references: Sequence[Callable[[], object]]
-    program: Any
-
-
-def _key(value: Any, references: list[Callable[[], object]]) -> Hashable:  # noqa: ANN401 - whatever a setting may be
+def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a setting may be
     """Return what is equal for settings that are the same; what may change unseen equals nothing."""
     if value is None or isinstance(value, int | float | complex | str | bytes | np.generic):
         # As text: 1 equals True, 0.0 equals -0.0, and NaN does not equal itself.
         return type(value), repr(value)
     if isinstance(value, dict):
         value = list(value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        keys = [_key(each, references) for each in value]
-        return tuple(keys) if isinstance(value, list | tuple) else frozenset(keys)
-    if isinstance(value, re.Pattern) or is_from(OWN_PACKAGES, type(value).__module__):
-        references.append(weakref.ref(value))
-        return id(value)
-    return object()
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, set | frozenset):
+        return frozenset(map(_key, value))
+    is_known = isinstance(value, re.Pattern) or is_from(OWN_PACKAGES, type(value).__module__)
+    return _Identity(value) if is_known else object()
 
 
-def _function(run: Callable[..., None], **options: Any) -> Any:  # noqa: ANN401 - TensorFlow ships no types
+class _Identity:
+    """Is equal for one object while this lives; another one may get its `id` afterwards."""
+
+    def __init__(self, value: object) -> None:
+        self._id, self._reference = id(value), weakref.ref(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        value = self._reference()
+        return value is not None and isinstance(other, _Identity) and other._reference() is value
+
+
+def _function(run: Callable[..., None], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
     # Not the method itself: TensorFlow would take programs for one that is traced too often, as they share its code.
-    return tf.function(functools.partial(run), autograph=False, **options)
+    return tf.function(functools.partial(run, *arguments), autograph=False, **options)
 
 
 class UpdateCompiler:
     """Says whether XLA compiles the update of an optimizer, to which it refers weakly, and has what eager code keeps.
 
-    With `jit_compile="auto"` it is compiled if the variables are large and only Keras' own code takes part: a user's
-    code may do what XLA cannot compile, such as printing. With True it is compiled with a user's code too, but not in
-    eager code, which keeps the program: a user's code may depend on anything. It is never compiled
-
-    * within a step that XLA compiles already;
-    * on the replicas of a strategy, which sum the gradients when the optimizer applies them;
-    * while `tf.debugging.enable_check_numerics` or `tf.debugging.experimental.enable_dump_debug_info` is on, because
-      XLA does not have the ops that they add. A warning says so once.
+    With `jit_compile="auto"` it is compiled if that saves time and only Keras' own code takes part: a user's code may
+    do what XLA cannot compile, such as printing. With True it is compiled with a user's code too, but not in eager
+    code, which keeps the program: a user's code may depend on anything.
     """
 
     def __init__(self, optimizer: _Optimizer, jit_compile: JitCompile) -> None:
-        self._reference = weakref.ref(optimizer)
+        self.optimizer: Callable[[], _Optimizer] = weakref.ref(optimizer)
         self._jit_compile = jit_compile
         self._told_of_debugging = False
         self._last_asked: tuple[list[int], bool] = ([], False)
-        self.own_code = OwnCode()
-        #: The programs of eager code, those used last at the end.
-        self.programs: dict[Hashable, _Kept] = {}
-
-    @property
-    def optimizer(self) -> _Optimizer:
-        """The optimizer."""
-        return self._reference()
-
-    def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
-        """Return whether only Keras' own code takes part in the update of these variables."""
-        return self.own_code.runs_alone(self.parts(variables))
+        #: The programs of eager code by their settings, those used last at the end; None after the first update.
+        self.programs: dict[Hashable, Any] = {}
+        #: Changes whenever anything in the classes of an update is replaced, by Keras' own code too.
+        self.version = 0
+        self._classes: dict[type, tuple[Sequence[object], bool]] = {}
 
     def parts(self, variables: Sequence[_Variable]) -> list[object]:
         """Return the objects whose code computes an update: optimizers, schedules and constraints."""
-        optimizers = [self.optimizer, *_inner_optimizers(self.optimizer)]
+        optimizers = [self.optimizer(), *_inner_optimizers(self.optimizer())]
         rates = map(learning_rate_or_schedule, optimizers)
         constraints = (getattr(variable, "constraint", None) for variable in variables)
         # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
         parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]
         return [*optimizers, *parts]
 
+    def is_by_keras_alone(self, variables: Sequence[_Variable]) -> bool:
+        """Return whether only Keras' own code takes part in the update of these variables."""
+        return self.runs_keras_alone(self.parts(variables))
+
+    def runs_keras_alone(self, objects: Sequence[object]) -> bool:
+        """Return whether objects are of classes of Keras, in which, and on which, no method was replaced."""
+        if not all(map(is_of_keras, objects)):
+            return False
+        replaced = any(is_foreign(value) for each in objects for value in vars(each).values())
+        classes = dict.fromkeys(cls for each in objects for cls in type(each).__mro__)
+        return not replaced and all(list(map(self._is_own, classes)))
+
+    def _is_own(self, cls: type) -> bool:
+        # What a class holds takes longer to judge than to compare with what it held at the last call.
+        held = list(vars(cls).values())
+        last, answer = self._classes.get(cls, ([], True))
+        # By identity: arrays and variables, which a class may hold, have no single answer to `==`.
+        if len(held) != len(last) or not all(map(operator.is_, held, last)):
+            answer = not any(map(is_foreign, held))
+            self._classes[cls] = held, answer
+            self.version += 1
+        return answer
+
     def compiles(self, variables: Sequence[_Variable]) -> bool:
         """Return whether the update of these variables is a compiled program of its own."""
-        if not self._jit_compile or within_xla() or tf.distribute.has_strategy():
+        is_auto = self._jit_compile == "auto"
+        if not self._jit_compile or (is_auto and not self._saves_time(variables)):
             return False
-        if self._jit_compile == "auto" and not (self._saves_time(variables) and _has_no_conditional(self.optimizer)):
-            return False
-        may_be_of_user = self._jit_compile != "auto" and not tf.executing_eagerly()
+        may_be_of_user = not is_auto and not tf.executing_eagerly()
         return (may_be_of_user or self.is_by_keras_alone(variables)) and not self._is_debugged()
 
     def _saves_time(self, variables: Sequence[_Variable]) -> bool:
+        """Return whether compiling the update is possible on the device of the variables and saves time.
+
+        The time to compile grows with the number of variables whose updates are compiled: those that are alike share
+        programs. The time saved at each step grows with the number of values. Without compiling, the time to build the
+        graph grows with the number of all variables. A conditional would copy variables in an XLA program.
+        """
         # In eager code each step asks, about the same variables.
         asked, answer = self._last_asked
         now = list(map(id, variables))
         if asked != now:
-            by_keras = self.is_by_keras_alone(variables)
-            compiled = num_compiled(self.optimizer, variables) if by_keras else len(variables)
-            answer = saves_time(list(map(of_tensorflow, variables)), compiled)
+            values = sum(math.prod(variable.shape) for variable in variables)
+            answer = (values >= _MANY or len(variables) >= _SHARING) and self._is_worth_it(variables, values)
             self._last_asked = now, answer
-        return answer
+        return answer and _has_no_conditional(self.optimizer())
+
+    def _is_worth_it(self, variables: Sequence[_Variable], values: int) -> bool:
+        # An XLA program runs on a single device.
+        if has_apple_gpu() or len({of_tensorflow(variable).device for variable in variables}) > 1:
+            return False
+        shares = self.is_by_keras_alone(variables)
+        compiled = num_compiled(self.optimizer(), variables) if shares else len(variables)
+        return values >= max(_MANY, _MANY_FOR_EACH * compiled) or _SHARING * compiled <= len(variables)
 
     def _is_debugged(self) -> bool:
         watched = ops_are_watched()
@@ -277,6 +296,8 @@ class UpdateCompilers:
     """The compilers of optimizers, one for each; those of optimizers that are gone are forgotten. Copies are empty."""
 
     def __init__(self, jit_compile: JitCompile) -> None:
+        if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
+            raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
         self._jit_compile = jit_compile
         self._each: weakref.WeakKeyDictionary[_Optimizer, UpdateCompiler] = weakref.WeakKeyDictionary()
 
@@ -290,29 +311,8 @@ class UpdateCompilers:
         return self._each[optimizer]
 
 
-def validated_jit_compile(value: object) -> JitCompile:
-    """Return a setting of this name, or raise an error if it is none."""
-    if isinstance(value, bool) or value == "auto":
-        return value
-    raise ValueError(f'jit_compile must be True, False or "auto", got {value!r}.')
-
-
-def saves_time(variables: Sequence[tf.Variable], num_compiled: int) -> bool:
-    """Return whether compiling the update of these variables is possible on their device and saves time.
-
-    The time to compile grows with `num_compiled`, the number of variables whose updates are compiled: those that are
-    alike share programs. The time saved at each step grows with the number of values. Without compiling, the time to
-    build the graph grows with the number of all variables.
-    """
-    values = sum(math.prod(variable.shape) for variable in variables)
-    is_worth_it = values >= max(_MANY, _MANY_FOR_EACH * num_compiled) or 0 < _SHARING * num_compiled <= len(variables)
-    # An XLA program runs on a single device.
-    is_on_one_device = len({variable.device for variable in variables}) == 1
-    return is_worth_it and is_on_one_device and not has_apple_gpu()
-
-
 def _has_no_conditional(optimizer: _Optimizer) -> bool:
-    """Return whether an update of Keras' own contains no conditional, which would copy variables in an XLA program."""
+    """Return whether an update of Keras' own contains no conditional."""
     # The settings of a MultiOptimizer say nothing about the optimizers inside it. The optimizers of Keras 2 do not
     # accumulate gradients.
     accumulates = getattr(optimizer, "gradient_accumulation_steps", None)

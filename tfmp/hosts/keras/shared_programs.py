@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import decays, index_of, not_counting, num_built_with
+from tfmp.any_keras.which import is_of_keras, of_tensorflow
 from tfmp.core.gradients import arithmetic
-from tfmp.hosts.keras.internals import decays, index_of, not_counting, num_built_with
-from tfmp.hosts.keras.own_code import is_of_keras
-from tfmp.hosts.keras.views import of_tensorflow
 from tfmp.types import Gradient, Gradients
 
 # The optimizers of Keras 2 and Keras 3 have no common base class, and Keras' variables neither.
@@ -57,20 +56,6 @@ def run_shared(
 
     Call this in a `tf.function`, while no tape records, for an optimizer as in `num_compiled`. The update gets a view
     of the optimizer that does not count the step, with some of the variables at a time.
-
-    Examples:
-        >>> import keras
-        >>> variables, sgd = [tf.Variable([1.0]), tf.Variable([2.0])], keras.optimizers.SGD(0.5)
-        >>> sgd.build(variables)
-        >>> def update(view, variables, grads, tensors):
-        ...     view.apply_gradients(zip([grad * tensors[0] for grad in grads], variables))
-        >>> @tf.function
-        ... def step(grad):
-        ...     print(run_shared(update, sgd, variables, [grad] * 2, [tf.constant(0.5)]))
-        >>> step(tf.constant([1.0]))
-        True
-        >>> [w.numpy().tolist() for w in variables], int(sgd.iterations)
-        ([[0.75], [1.75]], 1)
     """
     if any(grad is None for grad in grads) or not _can_share(optimizer, variables):
         return False

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import is_function_of_tensorflow, layers_directly_in, own_weights
+from tfmp.any_keras.which import is_keras2, keras_of
 from tfmp.core import lists
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
-from tfmp.hosts.keras.internals import is_function_of_tensorflow, layers_directly_in, own_weights
-from tfmp.hosts.keras.layers import (
+from tfmp.mixed_precision.keras_layers import (
     called_layers_of,
     compute_dtype,
     is_quantized,
@@ -20,7 +21,6 @@ from tfmp.hosts.keras.layers import (
     paths_within,
     variable_dtype,
 )
-from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.mixed_precision.levels.keras_hooks import warn_of_unscaled_loss, wrap_keras
 from tfmp.mixed_precision.levels.level import Level, level_of, policy_of, settings_of
 from tfmp.mixed_precision.levels.policy_changes import change_policies

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import wrapt
 
-from tfmp.hosts.keras.internals import is_compiled, is_layer_of_tf1, layer_class_of_graphs
-from tfmp.hosts.keras.layers import called_layers_of, compute_dtype, in_float32
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.internals import is_compiled, is_layer_of_tf1, layer_class_of_graphs
+from tfmp.any_keras.which import is_keras2
+from tfmp.mixed_precision.keras_layers import called_layers_of, compute_dtype, in_float32
 from tfmp.mixed_precision.levels.level import SETTINGS, Level, policy_of
 
 #: A layer or model of any Keras.

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from tfmp.hosts.keras.internals import dtype_policy, put_dtype_policy
-from tfmp.hosts.keras.layers import attributes_with_cast_variables, widen_inputs
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.internals import dtype_policy, put_dtype_policy
+from tfmp.any_keras.which import is_keras2
+from tfmp.mixed_precision.keras_layers import attributes_with_cast_variables, widen_inputs
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.any_keras.configurations import object_of_config
+from tfmp.any_keras.which import is_foreign
 from tfmp.core import settings
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, dynamic_manager, get_loss_scale_manager
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.hosts.keras.configurations import object_of_config
-from tfmp.hosts.keras.own_code import is_foreign
 
 _logger = logging.getLogger("tfmp")
 

@@ -14,7 +14,7 @@ from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
 from tfmp.core.step.scaler import Facts
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import LoopRecord
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers, validated_jit_compile
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
 from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
 from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer
 from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
@@ -184,8 +184,8 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     variables: Any
 
     def _set_up(self, jit_compile: JitCompile, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
-        self._jit_compile = validated_jit_compile(jit_compile)
-        self._compilers = UpdateCompilers(self._jit_compile)
+        self._jit_compile = jit_compile
+        self._compilers = UpdateCompilers(jit_compile)
         super()._set_up(*arguments)
         self._has_spike_state = False
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.hosts.keras.internals import (
+from tfmp.any_keras.internals import (
     dtype_policy,
     has_random_generator,
     loss_of_function,
     policy_with_variables_in,
     put_dtype_policy,
 )
-from tfmp.hosts.keras.layers import attributes_with_cast_variables, half_casts, in_float32
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
+from tfmp.mixed_precision.keras_layers import attributes_with_cast_variables, half_casts, in_float32
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import compiled_with, is_compiled, layers_directly_in
+from tfmp.any_keras.which import is_keras2
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
-from tfmp.hosts.keras.internals import compiled_with, is_compiled, layers_directly_in
-from tfmp.hosts.keras.layers import (
+from tfmp.mixed_precision.keras_layers import (
     called_layers_of,
     compute_dtype,
     is_quantized,
     layers_of,
     paths_within,
 )
-from tfmp.hosts.keras.which import is_keras2
 from tfmp.ranges.check import around_keras
 from tfmp.ranges.check.model_runs import (
     ModelRun,

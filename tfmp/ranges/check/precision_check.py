@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfmp.any_keras.which import keras_of
 from tfmp.core import settings
 from tfmp.core.messages import visible_logger
 from tfmp.core.tensorflow_internals import global_random_generator
 from tfmp.environment import installed
-from tfmp.hosts.keras.which import keras_of
 from tfmp.ranges.check.float16_runs import Float16Runs
 from tfmp.ranges.check.keras_models import KerasModel
 from tfmp.ranges.check.model_runs import IN_FLOAT32, Subject, Totals, weighted_mean

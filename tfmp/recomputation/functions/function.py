@@ -6,9 +6,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from tfmp.any_keras.which import keras_of
 from tfmp.core.tensorflow_internals import converted_as_here
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.which import keras_of
 from tfmp.recomputation.functions.call import Call
 from tfmp.recomputation.functions.eager import EagerCalls
 from tfmp.recomputation.functions.graph import results_in_graph

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfmp.hosts.keras.internals import mask_of, set_mask
+from tfmp.any_keras.internals import mask_of, set_mask
 
 
 def with_training(signature: inspect.Signature) -> inspect.Signature:

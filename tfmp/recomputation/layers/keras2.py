@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import added_losses, layer_and_all_within, mask_of, set_mask
 from tfmp.core.tensorflow_internals import converted_as_here, gradients_may_be_recorded
 from tfmp.core.tracing import without_autograph
-from tfmp.hosts.keras.internals import added_losses, layer_and_all_within, mask_of, set_mask
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training

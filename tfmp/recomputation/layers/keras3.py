@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from tfmp.any_keras.internals import mask_of, set_mask
 from tfmp.core.tensorflow_internals import gradients_may_be_recorded, unrecorded
-from tfmp.hosts.keras.internals import mask_of, set_mask
 from tfmp.recomputation.gradient import recomputed_results
 from tfmp.recomputation.layers import layer as front_door
 from tfmp.recomputation.layers.arguments import masked, with_training

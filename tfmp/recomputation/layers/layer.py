@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from tfmp.hosts.keras.which import keras_of, module_for
+from tfmp.any_keras.which import keras_of, module_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self

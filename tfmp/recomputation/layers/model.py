@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfmp.any_keras.internals import nodes_by_depth
+from tfmp.any_keras.which import is_keras2, keras_of
 from tfmp.core import lists
-from tfmp.hosts.keras.internals import nodes_by_depth
-from tfmp.hosts.keras.which import is_keras2, keras_of
 from tfmp.recomputation.layers.layer import Recompute
 from tfmp.recomputation.layers.same_class import with_class_of
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from tfmp.hosts.keras.configurations import object_of_config
-from tfmp.hosts.keras.internals import (
+from tfmp.any_keras.configurations import object_of_config
+from tfmp.any_keras.internals import (
     SET_BY_COMPILE,
     SET_BY_CONSTRUCTOR,
     compiled_with,
     put_dtype_policy,
     set_trainable_of_itself,
 )
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
 from tfmp.recomputation.layers.layer import Recompute
 
 #: A model or layer of any Keras.

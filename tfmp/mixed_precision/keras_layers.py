@@ -1,12 +1,7 @@
-"""Which layers are in a layer, and in which types they compute, for Keras 3 and Keras 2.
+"""Which layers are in a layer of Keras 3 or Keras 2, and in which types they compute.
 
-* The layers inside a layer. Of these, the ones that a functional model calls: it also holds what stands in its
-  attributes, such as a preprocessor.
-* The types that Keras computes a layer in. Nothing is read from a layer by the name of a public attribute, such as
-  `inputs` or `compute_dtype`, unless the attribute is of a class of Keras: in a layer of the user's, it may mean
-  anything.
-* The type that functional models of Keras 3 cast the inputs of layers to before 3.10, by operations of their own.
-* Variables that are cast where they are read: Keras 2 decides that when it makes a variable.
+Nothing is read from a layer by the name of a public attribute, such as `inputs` or `compute_dtype`, unless the
+attribute is of a class of Keras: in a layer of the user's, it may mean anything.
 """
 
 import contextlib
@@ -17,14 +12,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.dtypes import HALF_TYPES_BY_NAME
-from tfmp.core.gradients import arithmetic
-from tfmp.hosts.keras.internals import (
+from tfmp.any_keras.internals import (
     TRACKING_PREFIXES,
     cast_where_read,
     casts_inputs,
     functional_class,
-    functional_of_sequential,
+    functional_of,
     is_graph_of_layers,
     layer_and_all_within,
     layers_directly_in,
@@ -33,7 +26,9 @@ from tfmp.hosts.keras.internals import (
     own_weights,
     widen_symbolic,
 )
-from tfmp.hosts.keras.which import is_keras2
+from tfmp.any_keras.which import is_keras2
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
+from tfmp.core.gradients import arithmetic
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -67,21 +62,15 @@ def called_layers_of(keras: ModuleType, model: _Layer) -> list[_Layer]:
     found = {id(model): model}
     waiting = [model]
     while waiting:
-        for inner in _layers_called_by(keras, waiting.pop()):
-            if id(inner) not in found:
+        layer = waiting.pop()
+        graph = _graph_of(keras, layer)
+        called = None if graph is None else set(map(id, graph))
+        for inner in layers_directly_in(layer):
+            if id(inner) not in found and (called is None or id(inner) in called):
                 found[id(inner)] = inner
                 waiting.append(inner)
     # In the order of all layers.
     return [layer for layer in layers_of(model) if id(layer) in found]
-
-
-def _layers_called_by(keras: ModuleType, layer: _Layer) -> list[_Layer]:
-    held = layers_directly_in(layer)
-    graph = _graph_of(keras, layer)
-    if graph is None:
-        return held
-    called = set(map(id, graph))
-    return [each for each in held if id(each) in called]
 
 
 def _graph_of(keras: ModuleType, layer: _Layer) -> list[Any] | None:
@@ -140,16 +129,9 @@ def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
 
     Keras 3 has them before 3.10. The layers cast their inputs themselves as well.
     """
-    functional = _functional_of(keras, model)
+    functional = functional_of(keras, model)
     operations = () if is_keras2(keras) or functional is None else functional.operations
     return [each for each in operations if casts_inputs(each) and each.dtype in HALF_TYPES_BY_NAME]
-
-
-def _functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - a functional model of any Keras
-    """Return a functional model, or the one that a sequential model consists of; None for any other layer."""
-    is_made_of_one = isinstance(model, keras.Sequential) and not is_keras2(keras)
-    found = functional_of_sequential(model) if is_made_of_one else model
-    return found if isinstance(found, functional_class(keras)) else None
 
 
 def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -> None:
@@ -162,7 +144,7 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     for cast in half_casts(keras, model):
         undo.callback(setattr, cast, "dtype", cast.dtype)
         cast.dtype = "float32"
-    inputs = nested_inputs(keras, _functional_of(keras, model))
+    inputs = nested_inputs(keras, functional_of(keras, model))
     for tensor in [] if inputs is None else tf.nest.flatten(inputs):
         if tf.as_dtype(tensor.dtype).name in HALF_TYPES_BY_NAME:
             widen_symbolic(keras, tensor, undo)

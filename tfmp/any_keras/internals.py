@@ -1,8 +1,9 @@
 """The private names of Keras that tfmp uses, each behind a function that says what it is for.
 
 They were read in Keras 3.5.0 and 3.15.1 ("Keras 3" below stands for 3.5 to 3.15), and in Keras 2.15.0 and tf_keras
-2.16.0 and 2.21.0 ("Keras 2"), which do not change any more. Private methods that a class of tfmp overrides are in that
-class. `tests/test_private_names.py` lists these, and fails if another module uses a private name.
+2.16.0 and 2.21.0 ("Keras 2"), which do not change any more. Where no other reason is given, nothing public tells the
+same. Private methods that a class of tfmp overrides are in that class. `tests/test_private_names.py` lists these, and
+fails if another module uses a private name.
 
 No Keras is imported here: most functions take the package that an object is of.
 """
@@ -15,9 +16,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tfmp.any_keras.which import is_keras2, is_optimizer_of_keras3
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
-from tfmp.hosts.keras.views import view_of
-from tfmp.hosts.keras.which import is_keras2, is_optimizer_of_keras3
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
@@ -28,53 +28,40 @@ _Optimizer: TypeAlias = Any
 
 
 def layer_and_all_within(layer: _Layer) -> Iterator[_Layer]:
-    """Yield a layer and the layers in it, some perhaps more than once.
-
-    `Layer._flatten_layers` of Keras 3 and 2. The public `layers` exists for models only.
-    """
+    """Yield a layer and the layers in it, some perhaps more than once: `Layer._flatten_layers` of Keras 3 and 2."""
     found: Iterator[_Layer] = layer._flatten_layers()
     return found
 
 
 def layers_directly_in(layer: _Layer) -> list[_Layer]:
-    """Return the layers that a layer holds, without those that these hold.
-
-    `Layer._flatten_layers` of Keras 3 and 2; see `layer_and_all_within`.
-    """
+    """Return the layers that a layer holds, without those in them: `Layer._flatten_layers` of Keras 3 and 2."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def functional_class(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the class of functional models.
-
-    `Functional` in `keras.src.models` of Keras 3 and in `keras.src.engine` of Keras 2. In public, `keras.Model` makes
-    such models, but does not name their class.
-    """
+    """Return the class of functional models: `Functional` in `keras.src.models` of Keras 3, `keras.src.engine` of 2."""
     module = "engine" if is_keras2(keras) else "models"
     return importlib.import_module(f"{keras.__name__}.src.{module}.functional").Functional
 
 
-def functional_of_sequential(model: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the functional model that a sequential model of Keras 3 consists of; None if it is not built.
+def functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
+    """Return a functional model, or the one in a sequential model of Keras 3 that is built; None for any other layer.
 
-    `Sequential._functional` of Keras 3. Nothing public gives the operations that such a model calls.
+    `Sequential._functional` of Keras 3.
     """
-    return model._functional
+    found = model._functional if isinstance(model, keras.Sequential) and not is_keras2(keras) else model
+    return found if isinstance(found, functional_class(keras)) else None
 
 
 def is_graph_of_layers(sequential: _Layer) -> bool:
-    """Return whether a sequential model of Keras 2 is called as a functional model.
-
-    `Sequential._graph_initialized` of Keras 2. Nothing public tells.
-    """
+    """Return whether a model is called as a functional model: `Sequential._graph_initialized` of Keras 2."""
     return bool(sequential._graph_initialized)
 
 
 def nodes_by_depth(model: _Layer) -> dict[int, list[Any]]:
-    """Return the calls of which a functional model of Keras 2 consists, by their distance from its results.
+    """Return the calls of which a functional model consists, by their distance from its results.
 
-    `Functional._nodes_by_depth` of Keras 2. Nothing public tells how the layers are connected. In Keras 3,
-    `Functional.operations` is public.
+    `Functional._nodes_by_depth` of Keras 2. In Keras 3, `Functional.operations` is public.
     """
     nodes: dict[int, list[Any]] = model._nodes_by_depth
     return nodes
@@ -90,10 +77,9 @@ def nested_inputs(keras: ModuleType, functional: _Layer) -> Any:  # noqa: ANN401
 
 
 def casts_inputs(operation: object) -> bool:
-    """Return whether an operation of a functional model of Keras 3 is a cast, as Keras puts them there before 3.10.
+    """Return whether an operation of a functional model is a cast, as Keras puts them there before 3.10.
 
-    `Cast` of `keras.src.ops` of Keras 3. In public there is only the function `keras.ops.cast`, which makes such
-    operations.
+    `Cast` of `keras.src.ops` of Keras 3. The public function `keras.ops.cast` makes such operations.
     """
     return type(operation).__name__ == "Cast"
 
@@ -101,9 +87,7 @@ def casts_inputs(operation: object) -> bool:
 def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer is what Keras 2 makes of a function of TensorFlow that is called on a layer's result.
 
-    Such a layer computes in the type that it is given.
-
-    `tf_op_layer` of `keras.src.layers` of Keras 2. The classes have no public names.
+    `tf_op_layer` of `keras.src.layers` of Keras 2. Such a layer computes in the type that it is given.
     """
     return type(layer).__module__ == f"{keras.__name__}.src.layers.core.tf_op_layer"
 
@@ -126,18 +110,14 @@ def layer_class_of_graphs(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has
 
 
 def is_compiled(keras: ModuleType, model: _Layer) -> bool:
-    """Return whether a layer is a model that is compiled.
-
-    `Model._is_compiled` of Keras 2. In Keras 3, `compiled` is public.
-    """
+    """Return whether a layer is a compiled model: `Model._is_compiled` of Keras 2, the public `compiled` of Keras 3."""
     return isinstance(model, keras.Model) and bool(model._is_compiled if is_keras2(keras) else model.compiled)
 
 
 def compiled_with(model: _Layer) -> Mapping[str, Any] | None:
     """Return the arguments that a model was compiled with, as they were given; None if it was not compiled.
 
-    `Model._compile_config` of Keras 3 and 2. The public `get_compile_config` writes them down, so that it loses
-    functions that Keras cannot write.
+    `Model._compile_config` of Keras 3 and 2. The public `get_compile_config` loses functions that Keras cannot write.
     """
     config = getattr(model, "_compile_config", None)
     return None if config is None else config.config
@@ -155,9 +135,9 @@ def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
 
 
 def set_trainable_of_itself(layer: _Layer, trainable: bool) -> None:
-    """Set whether a layer is trained, and leave the layers in it as they are.
+    """Set whether a layer is trained, but not, as the public setter, the layers in it.
 
-    `Layer._trainable` of Keras 3 and 2. The public setter sets the layers in it too.
+    `Layer._trainable` of Keras 3 and 2.
     """
     layer._trainable = trainable
 
@@ -165,8 +145,7 @@ def set_trainable_of_itself(layer: _Layer, trainable: bool) -> None:
 def has_random_generator(keras: ModuleType, layer: _Layer) -> bool:
     """Return whether a layer, or any cell of a recurrent layer, has what random numbers are drawn with.
 
-    `Layer._seed_generators` of Keras 3, and `_random_generator` of the layers of Keras 2 that draw. Nothing public
-    tells.
+    `Layer._seed_generators` of Keras 3, and `_random_generator` of the layers of Keras 2 that draw.
     """
     if is_keras2(keras):
         generators = (importlib.import_module(f"{keras.__name__}.src.backend").RandomGenerator, tf.random.Generator)
@@ -175,17 +154,16 @@ def has_random_generator(keras: ModuleType, layer: _Layer) -> bool:
 
 
 def added_losses(layer: _Layer) -> list[tf.Tensor]:
-    """Return the list in which a layer of Keras 2 keeps the losses that its own calls added; it may be changed.
+    """Return the list in which a layer keeps the losses that its own calls added; it may be changed.
 
-    `Layer._eager_losses` of Keras 2. The public `losses` cannot be changed, and also has the losses of inner layers and
-    of regularized weights.
+    `Layer._eager_losses` of Keras 2. The public `losses` also has those of inner layers and of regularized weights.
     """
     losses: list[tf.Tensor] = layer._eager_losses
     return losses
 
 
 #: What the constructor of a model of Keras 3 (3.5 to 3.15) sets first. What a class sets before it calls the
-#: constructor comes before it among the attributes, and the order is not public.
+#: constructor comes before it among the attributes.
 SET_BY_CONSTRUCTOR = "_inbound_nodes"
 
 #: What `compile` of Keras 3 sets, and the constructor of a model before it, but in the oldest versions. If it is set by
@@ -197,9 +175,9 @@ SET_BY_COMPILE = {"_compile_loss", "_compile_metrics", "_loss_tracker"}
 
 
 def dtype_policy(layer: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the policy of a layer.
+    """Return the policy of a layer: `Layer._dtype_policy` of Keras 3 and 2.
 
-    `Layer._dtype_policy` of Keras 3 and 2. A class of the user's may mean something else by the public `dtype_policy`.
+    A class of the user's may mean something else by the public `dtype_policy`.
     """
     return layer._dtype_policy
 
@@ -217,9 +195,9 @@ def put_dtype_policy(keras: ModuleType, layer: _Layer, policy: object) -> None:
 
 
 def policy_with_variables_in(keras: ModuleType, name: str, variable_dtype: str) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the policy of Keras 3 of a name, by which variables are of another type than the name says.
+    """Return the policy of a name, by which variables are of another type than the name says.
 
-    `DTypePolicy._variable_dtype` of Keras 3. In public, the name decides on both types.
+    `DTypePolicy._variable_dtype` of Keras 3.
     """
     policy = keras.DTypePolicy(name)
     policy._variable_dtype = variable_dtype
@@ -229,36 +207,34 @@ def policy_with_variables_in(keras: ModuleType, name: str, variable_dtype: str) 
 def widen_symbolic(keras: ModuleType, tensor: Any, undo: contextlib.ExitStack) -> None:  # noqa: ANN401 - Keras has no types
     """Let a symbolic input of a functional model, and what made it, be of float32; `undo` gets what takes it back.
 
-    `KerasTensor._dtype` and `_keras_history` of Keras 3, and `_type_spec` of Keras 2. In public, their types cannot be
-    changed.
+    `KerasTensor._dtype` and `_keras_history` of Keras 3, and `_type_spec` of Keras 2.
     """
+
+    def change(owner: object, name: str, value: object) -> None:
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
     if is_keras2(keras):
         spec, layer = tensor._type_spec, tensor.node.layer
-        _change(tensor, "_type_spec", tf.TensorSpec(spec.shape, tf.float32, spec.name), undo)
+        change(tensor, "_type_spec", tf.TensorSpec(spec.shape, tf.float32, spec.name))
         undo.callback(layer._set_dtype_policy, layer._dtype_policy)
         layer._set_dtype_policy(keras.mixed_precision.Policy("float32"))
     else:
-        _change(tensor._keras_history.operation, "_dtype", "float32", undo)
-        _change(tensor, "_dtype", "float32", undo)
-
-
-def _change(owner: object, name: str, value: object, undo: contextlib.ExitStack) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
+        change(tensor._keras_history.operation, "_dtype", "float32")
+        change(tensor, "_dtype", "float32")
 
 
 def cast_where_read(keras: ModuleType, variable: Any) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return a variable of Keras 2 as one that is cast to the type of a layer where the layer reads it.
+    """Return a variable as one that is cast to the type of a layer where the layer reads it.
 
-    `create_autocast_variable` of `keras.src.mixed_precision` of Keras 2. In public, Keras decides that when a layer
-    makes a variable.
+    `create_autocast_variable` of `keras.src.mixed_precision` of Keras 2, which decides that when a layer makes a
+    variable.
     """
     module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.autocast_variable")
     return variable if isinstance(variable, module.AutoCastVariable) else module.create_autocast_variable(variable)
 
 
-#: How the attributes of a layer of Keras 2 begin that hold what TensorFlow and Keras track; there is no public way to
-#: tell them from the layer's own.
+#: How the attributes of a layer of Keras 2 begin that hold what TensorFlow and Keras track.
 TRACKING_PREFIXES = (TRACKING_PREFIX, "_obj_")
 
 
@@ -266,10 +242,7 @@ TRACKING_PREFIXES = (TRACKING_PREFIX, "_obj_")
 
 
 def mask_of(tensor: Any) -> tf.Tensor | None:  # noqa: ANN401 - a tensor or a variable of any kind
-    """Return the mask that Keras gave a tensor.
-
-    `_keras_mask` of the tensors of Keras 3 and 2. Keras has no public way to hand on a mask beside a tensor.
-    """
+    """Return the mask that Keras gave a tensor: `_keras_mask` of the tensors of Keras 3 and 2."""
     return getattr(tensor, "_keras_mask", None)
 
 
@@ -289,6 +262,38 @@ def loss_of_function(keras: ModuleType, function: Callable[..., Any]) -> Any:  #
 # Optimizers.
 
 
+@contextlib.contextmanager
+def view_of(optimizer: _Optimizer, **attributes: Any) -> Iterator[_Optimizer]:  # noqa: ANN401 - whatever they hold
+    """Yield a view of an optimizer of Keras 3 or 2, which shares all its variables, with other values of attributes.
+
+    What the view's methods set, such as a counter of steps in Python, is set on the optimizer when the context ends; by
+    an error too, as if the optimizer's own methods had run.
+    """
+    # copy.copy would serialize the optimizer and make new variables.
+    view = object.__new__(type(optimizer))
+    shared = dict(vars(optimizer))
+    vars(view).update(shared, **attributes)
+    try:
+        yield view
+    finally:
+        for name, value in vars(view).items():
+            if name not in attributes and (name not in shared or shared[name] is not value):
+                optimizer.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
+    """Yield a view of an optimizer whose updates do not count as steps: `Optimizer._iterations` of Keras 3 and 2.
+
+    In public, an optimizer cannot be told to update only some of the variables in a step.
+    """
+    with (
+        view_of(optimizer.iterations, assign_add=lambda *_, **__: None) as iterations,
+        view_of(optimizer, _iterations=iterations) as view,
+    ):
+        yield view
+
+
 def learning_rate_or_schedule(optimizer: _Optimizer) -> Any:  # noqa: ANN401 - a variable of any kind, or a schedule
     """Return the learning rate of an optimizer: a variable, or the schedule itself.
 
@@ -298,10 +303,7 @@ def learning_rate_or_schedule(optimizer: _Optimizer) -> Any:  # noqa: ANN401 - a
 
 
 def built_with(optimizer: _Optimizer) -> list[Any]:
-    """Return the variables that an optimizer of Keras 3 was built with.
-
-    `Optimizer._trainable_variables` of Keras 3. The public `variables` has those that the optimizer made.
-    """
+    """Return the variables that an optimizer was built with: `Optimizer._trainable_variables` of Keras 3."""
     variables: list[Any] = optimizer._trainable_variables
     return variables
 
@@ -309,7 +311,7 @@ def built_with(optimizer: _Optimizer) -> list[Any]:
 def num_built_with(optimizer: _Optimizer) -> int:
     """Return the number of variables that an optimizer was built with.
 
-    `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2; see `built_with`.
+    `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2.
     """
     return len(optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict)
 
@@ -326,19 +328,15 @@ def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:
     if is_optimizer_of_keras3(optimizer):
         optimizer._check_variables_are_known(variables)
         return
-    known = getattr(optimizer, "_index_dict", None)
-    if known is None:
-        return
-    for variable in variables:
-        if optimizer._var_key(variable) not in known:
+    for variable in variables if hasattr(optimizer, "_index_dict") else ():
+        if optimizer._var_key(variable) not in optimizer._index_dict:
             optimizer._update_step(None, variable)
 
 
 def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of TensorFlow or Keras
     """Return the place of a variable among those that an optimizer was built with.
 
-    `Optimizer._get_variable_index` of Keras 3, `Optimizer._index_dict` and `_var_key` of Keras 2. In public, the
-    optimizer gives neither the place nor the list.
+    `Optimizer._get_variable_index` of Keras 3, `Optimizer._index_dict` and `_var_key` of Keras 2.
     """
     if is_optimizer_of_keras3(optimizer):
         return int(optimizer._get_variable_index(variable))
@@ -346,26 +344,8 @@ def index_of(optimizer: _Optimizer, variable: Any) -> int:  # noqa: ANN401 - of 
 
 
 def decays(optimizer: _Optimizer, variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
-    """Return whether an optimizer decays a variable, if it decays any.
-
-    `Optimizer._use_weight_decay` of Keras 3 and 2. The public `exclude_from_weight_decay` sets it, and nothing tells
-    it.
-    """
+    """Return whether an optimizer decays a variable, if any: `Optimizer._use_weight_decay` of Keras 3 and 2."""
     return bool(optimizer._use_weight_decay(variable))
-
-
-@contextlib.contextmanager
-def not_counting(optimizer: _Optimizer) -> Iterator[_Optimizer]:
-    """Yield a view of an optimizer of Keras 3 or 2 whose updates do not count as steps.
-
-    `Optimizer._iterations` of Keras 3 and 2. In public, an optimizer cannot be told to update only some of the
-    variables in a step.
-    """
-    with (
-        view_of(optimizer.iterations, assign_add=lambda *_, **__: None) as iterations,
-        view_of(optimizer, _iterations=iterations) as view,
-    ):
-        yield view
 
 
 def class_of_legacy_wrappers(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no types
@@ -378,10 +358,9 @@ def class_of_legacy_wrappers(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras 
 
 
 def initialize_with_session(keras: ModuleType, variables: Iterable[tf.Variable]) -> None:
-    """Let the session in which Keras 2 trains initialize variables of its graph.
+    """Let the session in which Keras trains initialize variables of its graph, as it does those that it made.
 
-    `keras.__internal__.backend.track_variable` of Keras 2. In public, a script initializes variables itself, and Keras
-    initializes those that it made.
+    `keras.__internal__.backend.track_variable` of Keras 2.
     """
     for variable in variables:
         keras.__internal__.backend.track_variable(variable)

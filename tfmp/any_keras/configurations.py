@@ -2,9 +2,8 @@
 
 `deserialize_keras_object` of Keras 2 imports the module of a class or function that it does not know, and runs what it
 finds there. Configurations come in files, perhaps from somebody else. So only classes and functions count that the
-program has already, also in configurations within the configuration: of layers, schedules, regularizers.
-
-Excepted are modules of Keras, TensorFlow and tfmp.
+program has already, also in configurations within the configuration: of layers, schedules, regularizers. Excepted are
+modules of Keras, TensorFlow and tfmp.
 """
 
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tfmp.hosts.keras.own_code import OWN_PACKAGES, is_from
+from tfmp.any_keras.which import OWN_PACKAGES, is_from
 
 
 def object_of_config(
@@ -32,9 +31,8 @@ def object_of_config(
         custom_objects: The user's classes, by their names.
 
     Raises:
-        ValueError: The class is not of these kinds; or it, or what a configuration within this one names, is not
-            registered, not one of `custom_objects`, and its module is not imported; or a dictionary is no
-            configuration.
+        ValueError: A dictionary is no configuration; the class is not of these kinds; or it, or what a configuration
+            within this one names, is neither registered, nor one of `custom_objects`, nor in an imported module.
     """
     if not isinstance(config, Mapping):
         return config
@@ -91,19 +89,16 @@ def _refuse_to_import(
     custom_objects: Mapping[str, Any] | None,
 ) -> None:
     """Raise an error if `deserialize_keras_object` of Keras 2 would import a module for a part of a configuration."""
-    if isinstance(value, list | tuple):
-        for each in value:
+    if isinstance(value, Mapping) and "class_name" in value:
+        module = value.get("module")
+        may_be_imported = not isinstance(module, str) or is_from(OWN_PACKAGES | {"builtins"}, module)
+        if not may_be_imported and module not in sys.modules:
+            name = value.get("config") if _is_function(value) else value.get("registered_name", value["class_name"])
+            if not isinstance(name, str) or keras.saving.get_registered_object(name, custom_objects) is None:
+                raise _unknown(keras, value)
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
             _refuse_to_import(keras, each, custom_objects)
-    if not isinstance(value, Mapping):
-        return
-    module = value.get("module")
-    may_be_imported = not isinstance(module, str) or is_from(OWN_PACKAGES | {"builtins"}, module)
-    if "class_name" in value and not may_be_imported and module not in sys.modules:
-        name = value.get("config") if _is_function(value) else value.get("registered_name", value["class_name"])
-        if not isinstance(name, str) or keras.saving.get_registered_object(name, custom_objects) is None:
-            raise _unknown(keras, value)
-    for each in value.values():
-        _refuse_to_import(keras, each, custom_objects)
 
 
 def _is_function(config: Mapping[str, Any]) -> bool:

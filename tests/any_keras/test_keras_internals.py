@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras
+from kerases import for_every_keras, optimizer
 
-from tfmp.hosts.keras import internals
-from tfmp.hosts.keras.which import keras_of
+from tfmp.any_keras import internals
+from tfmp.any_keras.which import keras_of
 
 
 def _functional(keras: ModuleType, **kwargs: Any) -> Any:
@@ -37,18 +37,23 @@ def test_layers_are_found_in_a_layer_that_is_no_model(keras: ModuleType) -> None
 
 @for_every_keras()
 def test_models_are_told_apart_and_what_they_consist_of_is_known(keras: ModuleType) -> None:
-    functional = internals.functional_class(keras)
-    assert type(_functional(keras)) is functional
-    assert not isinstance(keras.layers.Dense(2), functional)
-    not_built = keras.Sequential([keras.layers.Dense(2)])
+    functional, sequential, not_built = (
+        _functional(keras),
+        _sequential(keras),
+        keras.Sequential([keras.layers.Dense(2)]),
+    )
+    assert type(functional) is internals.functional_class(keras)
+    assert internals.functional_of(keras, functional) is functional
     if keras.__version__.startswith("3."):
-        assert internals.functional_of_sequential(not_built) is None
-        assert isinstance(internals.functional_of_sequential(_sequential(keras)), functional)
-        return
-    nodes = internals.nodes_by_depth(_functional(keras))
-    assert {depth: [node.layer.name for node in at] for depth, at in nodes.items()} == {0: ["dense"], 1: ["inputs"]}
-    assert internals.is_graph_of_layers(_sequential(keras))
-    assert not internals.is_graph_of_layers(not_built)
+        layers = [None, keras.layers.Dense(2), not_built]
+        assert isinstance(internals.functional_of(keras, sequential), internals.functional_class(keras))
+    else:
+        # A sequential model is a functional one.
+        layers = [None, keras.layers.Dense(2)]
+        nodes = internals.nodes_by_depth(functional)
+        assert {depth: [node.layer.name for node in at] for depth, at in nodes.items()} == {0: ["dense"], 1: ["inputs"]}
+        assert [internals.is_graph_of_layers(each) for each in (sequential, not_built)] == [True, False]
+    assert [internals.functional_of(keras, each) for each in layers] == [None] * len(layers)
 
 
 @for_every_keras()
@@ -205,6 +210,22 @@ def test_loss_of_a_function_takes_weights_of_examples(keras: ModuleType) -> None
     assert isinstance(loss, keras.losses.Loss)
     found = loss(tf.zeros([2, 1]), tf.constant([[1.0], [2.0]]), sample_weight=tf.constant([2.0, 1.0]))
     assert float(found) == 2
+
+
+@for_every_keras()
+def test_what_an_optimizer_set_before_an_error_stays_set_but_not_what_a_view_of_it_was_given(keras: ModuleType) -> None:
+    opt = optimizer(keras, clipvalue=1.0)
+
+    def fail() -> None:
+        with internals.view_of(opt, clipvalue=None) as view:
+            assert view.clipvalue is None
+            assert view.iterations is opt.iterations
+            vars(view).update(clipvalue=2.0, counted=4)
+            raise RuntimeError("of the update")
+
+    with pytest.raises(RuntimeError, match="of the update"):
+        fail()
+    assert (opt.clipvalue, opt.counted) == (1, 4)
 
 
 @pytest.mark.parametrize("version", ["", "3.15.1"])
