@@ -88,7 +88,9 @@ def test_only_gradients_whose_squares_are_not_finite_are_suspect() -> None:
     grads = [tf.ones([2]), finite, None, sparse, half, tf.fill([100, 100], 3e30)]
 
     def sizes(grads: Gradients) -> list[tf.Tensor]:
-        return [tf.size(each) for each in arithmetic.values_of(measures.suspects(grads))]
+        return [
+            tf.size(each) for each in arithmetic.values_of(measures.only_suspects(grads, measures.are_suspect(grads)))
+        ]
 
     for find in (sizes, tf.function(sizes)):
         assert [int(size) for size in find(grads)] == [2, 0, 10000, 10000, 10000]
@@ -243,7 +245,7 @@ def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypat
 @pytest.mark.graph
 def test_sums_for_which_a_graph_has_several_ops_are_computed_once(session: tf.compat.v1.Session) -> None:
     fed = tf.compat.v1.placeholder(tf.float32, [100, 100])
-    asked = [measures.suspects([fed])[0], measures.all_finite([fed])]
+    asked = [measures.only_suspects([fed], measures.are_suspect([fed]))[0], measures.all_finite([fed])]
     options, metadata = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
     found = session.run(asked, {fed: np.ones([100, 100])}, options, metadata)
     assert [each.tolist() for each in found] == [[], True]

@@ -77,20 +77,25 @@ def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
     return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
 
 
-def suspects(grads: Gradients) -> list[Gradient]:
-    """Return the gradients without the values that sums of squares show to be finite, which need not be read again.
+def are_suspect(grads: Gradients) -> tf.Tensor:
+    """Return, for each large gradient that is not in half precision, whether its sum of squares is not finite.
 
-    A large gradient that is not in half precision becomes a matrix, without rows if its sum of squares is finite. If a
-    graph also contains `all_finite` of the same gradients, TensorFlow computes the same sums once. Not for XLA, where
-    shapes cannot depend on values.
+    If a graph also contains `all_finite` of the same gradients, TensorFlow computes the same sums once.
     """
+    return tf.logical_not(tf.math.is_finite(_halves_of_square_sums(list(filter(_is_summed, values_of(grads))))))
 
-    def is_summed(values: tf.Tensor) -> bool:
-        return not _are_few([values]) and values.dtype not in HALF_TYPES
 
-    summed = list(filter(is_summed, values_of(grads)))
-    rows = iter(_rows_where(tf.logical_not(tf.math.is_finite(_halves_of_square_sums(summed))), summed))
-    return [map_values(lambda values: next(rows) if is_summed(values) else values, grad) for grad in grads]
+def only_suspects(grads: Gradients, flags: tf.Tensor) -> list[Gradient]:
+    """Return the gradients without the values of those that `are_suspect` flagged False; they need not be read again.
+
+    A large gradient becomes a matrix. Not for XLA, where shapes cannot depend on values.
+    """
+    rows = iter(_rows_where(flags, list(filter(_is_summed, values_of(grads)))))
+    return [map_values(lambda values: next(rows) if _is_summed(values) else values, grad) for grad in grads]
+
+
+def _is_summed(values: tf.Tensor) -> bool:
+    return not _are_few([values]) and values.dtype not in HALF_TYPES
 
 
 def _rows_where(flags: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

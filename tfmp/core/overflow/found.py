@@ -106,16 +106,23 @@ class GradientCheck(NamedTuple):
         largest = measures.max_abs(self._to_detect(grads))
         return largest / self.loss_scale if self.are_scaled else largest
 
-    def counts(self, grads: Gradients) -> tf.Tensor:
+    def are_suspect(self, grads: Gradients) -> tf.Tensor | None:
+        """Return which large gradients may have values that overflowed; None if each of them may."""
+        # In a gradient whose sum of squares is finite no value overflowed, unless a detector counts finite values too.
+        if type(self.detector) is not NonFiniteDetector or within_xla():
+            return None
+        return measures.are_suspect(self._to_detect(grads))
+
+    def counts(self, grads: Gradients, are_suspect: tf.Tensor | None = None) -> tf.Tensor:
         """Count the values of each gradient that overflowed, as `OverflowDetector.counts` does.
 
-        A value that could overflow in the sum over the replicas counts as infinite.
+        A value that could overflow in the sum over the replicas counts as infinite. `are_suspect` is the result of that
+        method, if it is known already.
         """
         to_detect = self._to_detect(grads)
-        # A detector of another kind may also count finite values.
-        if type(self.detector) is NonFiniteDetector and not within_xla():
-            # In a gradient whose sum of squares is finite, no value overflowed.
-            to_detect = measures.suspects(to_detect)
+        are_suspect = self.are_suspect(grads) if are_suspect is None else are_suspect
+        if are_suspect is not None:
+            to_detect = measures.only_suspects(to_detect, are_suspect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self._sums_later:
             in_sum = measures.counts(to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)])

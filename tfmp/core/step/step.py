@@ -48,9 +48,13 @@ class Step(NamedTuple):
     def hold(self, is_usable: tf.Tensor) -> "Held":
         """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
         clips = self.program is not None and self.program.clips
+        # A graph computes the sums of the check once for both. Eager code would read all gradients for a step that may
+        # not be skipped.
+        has_sums = self.before is None and not tf.executing_eagerly()
         return Held(
             list(self.grads),
             global_norm(self.grads, is_finite=is_usable) if clips else None,
+            self.gradient_check.are_suspect(self.grads) if has_sums else None,
             None if self.before is None else self.before.window_counts,
         )
 
@@ -74,7 +78,7 @@ class Step(NamedTuple):
 
     def counts(self, held: "Held") -> tf.Tensor:
         """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
-        counts = self.gradient_check.counts(held.grads)
+        counts = self.gradient_check.counts(held.grads, held.are_suspect)
         return counts if held.window_counts is None else counts + held.window_counts
 
 
@@ -84,6 +88,8 @@ class Held(NamedTuple):
     grads: list[Gradient]
     #: The norm of the gradients as they are held, float64; None unless a program clips by it.
     norm: tf.Tensor | None
+    #: Which large gradients may have values that overflowed; None if that is not known without reading them again.
+    are_suspect: tf.Tensor | None
     #: The numbers of values that overflowed in micro-batches; None if there are none.
     window_counts: tf.Tensor | None
 
