@@ -33,21 +33,6 @@ class _Loop:
         scaler.step(sgd(), [(scaler.scale(tf.constant(1.0)), self.other)])
 
 
-@_ENABLED
-def test_update_runs_the_whole_iteration(session: tf1.Session, enabled: bool) -> None:
-    scaler = tfmp.GradScaler(1024, enabled=enabled)
-    loop = _Loop(scaler)
-    update_op = scaler.update()
-    counts = [scaler.loss_scale, scaler.applied_steps, scaler.skipped_steps, scaler.last_step_finite]
-    session.run(tf1.global_variables_initializer())
-    session.graph.finalize()
-    for grad in (1.0, math.inf, 2.0)[: 3 if enabled else 1]:
-        session.run(update_op, {loop.grad: grad})
-    # The other weight steps each time; the global step counts only where the first weight's gradient is finite.
-    assert session.run([loop.weight, loop.other, loop.global_step]) == ([-3, -3, 2] if enabled else [-1, -1, 1])
-    assert session.run(counts) == ([512, 2, 1, True] if enabled else [1, 0, 0, True])
-
-
 def test_steps_that_run_by_themselves_count_until_update_or_abandon_runs(session: tf1.Session) -> None:
     scaler = tfmp.GradScaler(1024)
     loop = _Loop(scaler)

@@ -1,14 +1,12 @@
 """The state of a `GradScaler`: in checkpoints, SavedModels and copies, and as it is shown."""
 
 import copy
-import logging
 import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kerases
 import pytest
 import tensorflow as tf
 from scaler_loops import counts, sgd
@@ -25,13 +23,7 @@ def _step(scaler: Any, *grads: float, updates: bool = True) -> list[float]:
     return [float(weight), float(scaler.loss_scale), *counts(scaler)]
 
 
-def test_state_dict_moves_the_state_to_another_scaler() -> None:
-    scaler, other = (tfmp.GradScaler(1024, growth_interval=3) for _ in range(2))
-    _step(scaler, math.inf, 8.0, 8.0)
-    assert scaler.state_dict() == {"loss_scale": 512.0, "good_steps": 2, "bad_steps": 0}
-    # All numbers become floats, as they may in a JSON file.
-    other.load_state_dict({name: float(value) for name, value in scaler.state_dict().items()})
-    assert _step(other, 8.0)[1] == 1024
+def test_state_of_a_disabled_scaler_is_empty() -> None:
     disabled = tfmp.GradScaler(enabled=False)
     disabled.load_state_dict({"anything": 8.0})
     assert disabled.state_dict() == {}
@@ -74,36 +66,6 @@ def test_exported_module_trains(tmp_path: Path) -> None:
     loaded = tf.saved_model.load(str(tmp_path))
     assert [float(loaded.train(tf.constant(grad))) for grad in (1.0, math.inf)] == [4, 2]
     assert float(loaded.weight) == -1
-
-
-@kerases.for_every_keras()
-def test_callback_shows_the_scaler_of_a_train_step(
-    keras: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    class Model(keras.Model):
-        def __init__(self, scaler: tfmp.GradScaler) -> None:
-            super().__init__()
-            # The scaler is in a tuple, because Keras would track it as an attribute.
-            self.weight, self._train = tf.Variable(0.0, name="weight"), (scaler,)
-
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            (scaler,) = self._train
-            scaler.step(self.optimizer, [(scaler.scale(tf.reduce_mean(batch)), self.weight)])
-            scaler.update()
-            return {"loss": tf.constant(0.0)}
-
-    scaler = tfmp.GradScaler(8)
-    model = Model(scaler)
-    model.compile(keras.optimizers.SGD(1.0))
-    callback = tfmp.LossScaleCallback(scaler=scaler, summary_dir=str(tmp_path))
-    with caplog.at_level(logging.INFO, logger="tfmp"):
-        history = model.fit(
-            tf.constant([1.0, math.inf, 2.0]), batch_size=1, shuffle=False, verbose=0, callbacks=[callback]
-        )
-    assert (history.history["loss_scale"], history.history["skipped_steps"]) == ([4.0], [1])
-    assert float(model.weight) == -3
-    assert any("weight" in record.message and "1 inf" in record.message for record in caplog.records)
-    assert list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import tfmp
 from tfmp.types import Gradients
 
 _ALL_HOSTS = [*HOSTS, *(f"{name} legacy" for name in kerases.installed() if name != "keras3")]
-_FOR_ALL_HOSTS = pytest.mark.parametrize("host", _ALL_HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -96,34 +95,6 @@ def test_replicas_unscale_groups_in_runs_of_their_own_and_drop_the_step_together
     two_replicas.run(training.step, args=(grads,))
     with pytest.raises(RuntimeError, match="step was called already"):
         two_replicas.run(training.step, args=(grads,))
-
-
-@_FOR_ALL_HOSTS
-@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-@pytest.mark.parametrize("way", ["eager", "function", "replicas"])
-def test_variable_without_a_gradient_is_not_changed_and_is_trained_later(
-    host: str, enabled: bool, way: str, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    with two_replicas.scope() if way == "replicas" else contextlib.nullcontext():
-        scaler, optimizer = tfmp.GradScaler(8, enabled=enabled), sgd(0.5, host, momentum=0.5)
-        variables = [tf.Variable(1.0), tf.Variable(1.0)]
-
-    def iterate(trained: int) -> None:
-        grads = [scaler.scale(tf.constant(0.5)) if index == trained else None for index in range(2)]
-        scaler.step(optimizer, zip(grads, variables, strict=True))
-
-    def run(trained: int) -> None:
-        if way == "replicas":
-            two_replicas.run(iterate, args=(trained,))
-        else:
-            iterate(trained)
-        scaler.update()
-
-    for trained in (0, 1):
-        WAYS.get(way, WAYS["eager"])(run)(trained)
-    # With momentum, a variable that was trained in the first step would move again if it got a gradient of 0. With
-    # replicas, the optimizer sums their gradients.
-    assert [float(variable.numpy()) for variable in variables] == [0.5 if way == "replicas" else 0.75] * 2
 
 
 @pytest.mark.parametrize("way", [*WAYS, "replicas, function"])
@@ -285,18 +256,15 @@ def test_manager_gets_the_largest_magnitude_of_each_iteration() -> None:
         assert training.scaler.state_dict() == alone.state_dict(), name
 
 
-def test_steps_are_counted_per_iteration_and_overflows_per_optimizer() -> None:
+def test_overflows_are_counted_for_each_optimizer() -> None:
     scaler, optimizers = tfmp.GradScaler(8), [sgd(), sgd()]
-    first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
+    weights = [tf.Variable(0.0, name=name) for name in ("first", "second")]
     for grad in (8.0, math.nan, math.inf):
-        scaler.step(optimizers[0], [(tf.constant(8.0), first)])
-        scaler.step(optimizers[1], [(tf.constant(grad), second)])
+        for optimizer, weight, own in zip(optimizers, weights, (8.0, grad), strict=True):
+            scaler.step(optimizer, [(tf.constant(own), weight)])
         scaler.update()
-    assert (counts(scaler), int(scaler.attempted_steps), bool(scaler.last_step_finite)) == ([1, 2, 2], 3, False)
-    # Unscaled, the gradients of 8 are 1, 1 and 2, because the scale has halved before the last step.
-    assert (float(first), float(second)) == (-4, -1)
-    reports = {report.names[0]: report.steps.numpy().tolist() for report in scaler.overflow_reports()}
-    assert reports == {"first:0": [0], "second:0": [2]}
+    reports = [(report.names, report.steps.numpy().tolist()) for report in scaler.overflow_reports()]
+    assert reports == [(["first:0"], [0]), (["second:0"], [2])]
 
 
 class _Recorder(tfmp.NonFiniteDetector):

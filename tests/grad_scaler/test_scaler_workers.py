@@ -36,34 +36,24 @@ def _training(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[Traini
     return training, workers
 
 
-@pytest.mark.parametrize(("enabled", "mean"), [(True, 1.0), (False, 8.0)])
-@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("unscales", ["", "gradients", "window"])
 def test_gradients_are_averaged_once_whether_they_are_unscaled_before_or_not(
-    enabled: bool, mean: float, unscales: bool, monkeypatch: pytest.MonkeyPatch
+    unscales: str, enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, workers = _training(monkeypatch, enabled=enabled, is_distributed=True)
-    grads = [tf.constant(16.0), None]
+    accumulator, grads = tfmp.GradientAccumulator(training.weights, 1), [tf.constant(16.0), None]
+    accumulator.add(grads)
     if unscales:
-        grads = training.unscale(grads)
-        assert numbers(grads) == [mean, None]
+        grads = training.unscale(grads if unscales == "gradients" else accumulator)
     training.step(grads)
+    # Those of a window are unscaled.
+    mean = 1 if enabled and unscales != "window" else 8
     assert float(training.weights[0]) == 1 - mean / 2
     assert workers.averaged == [([16, None], ["gradient 0", "gradient 1"], None)]
-    # Workers that check nothing need not agree.
-    assert workers.agreed == [True] * enabled * (2 if unscales else 1)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_mean_of_a_window_is_averaged_when_it_is_unscaled(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    training, workers = _training(monkeypatch, enabled=enabled, is_distributed=True)
-    accumulator = tfmp.GradientAccumulator(training.weights, 2)
-    for grad in (1.0, 3.0):
-        accumulator.add([tf.constant(grad), None])
-    grads = training.unscale(accumulator)
-    assert numbers(grads) == [1, None]
-    training.step(grads)
-    assert float(training.weights[0]) == 0.5
-    assert workers.averaged == [([2, None], ["gradient 0", "gradient 1"], None)]
+    # Workers that check nothing need not agree, except on a window.
+    num_checks = (2 if unscales else 1) if enabled else int(unscales == "window")
+    assert workers.agreed == [True] * num_checks
 
 
 def test_workers_that_train_apart_average_nothing_and_need_no_strategy_if_nothing_is_checked(

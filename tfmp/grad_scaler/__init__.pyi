@@ -1,2 +1,2 @@
-from tfmp.grad_scaler.scaled_gradients import ScaledGradientsOptimizer as ScaledGradientsOptimizer
+from tfmp.grad_scaler.parts import ScaledGradientsOptimizer as ScaledGradientsOptimizer
 from tfmp.grad_scaler.scaler import GradScaler as GradScaler

@@ -1,143 +1,183 @@
-"""The part of one optimizer in a step, and the one step of all optimizers that step together or not at all."""
+"""The parts of a step: the optimizers that users pass, with their adapters and gradients."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from tfmp.any_keras.which import is_optimizer_of_keras3, keras_of
-from tfmp.core.adapter import OptimizerAdapter, Program
+from tfmp.core import lists, settings
+from tfmp.core.adapter import OptimizerAdapter, is_overwritten
+from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
-from tfmp.core.step.scaler import Facts
-from tfmp.core.step.step import Step, step_of
-from tfmp.grad_scaler.scaled_gradients import ScaledGradientsAdapter, ScaledGradientsOptimizer
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter, LegacyAdapter
 from tfmp.hosts.keras.program import UpdateCompilers
 from tfmp.hosts.tf1 import TF1Adapter
-from tfmp.types import Done, Gradients
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
-class StepPart(NamedTuple):
-    """The part of one optimizer in a step."""
+@runtime_checkable
+class ScaledGradientsOptimizer(Protocol):
+    """A protocol for optimizers that unscale gradients and skip steps themselves, for example in one fused kernel.
 
-    adapter: OptimizerAdapter
-    #: The gradients that the user passed to `step`, or their mean over Horovod's processes. They are unscaled if the
-    #: user called `unscale`.
-    given: Gradients
-    #: What `unscale` found; None if the user did not call `unscale`.
-    before: Checked | None
+    Any object with this method qualifies; it need not inherit from this class. `GradScaler` calls the method at every
+    step, on every replica. To check the gradients, it unscales a copy that the optimizer does not see.
 
-    @property
-    def unclipped(self) -> Gradients:
-        """The gradients before the user clipped them, if that was after a call of `unscale`."""
-        return self.given if self.before is None or self.before.unclipped is None else self.before.unclipped
+    Examples:
+        >>> class Fused:
+        ...     def apply_scaled_gradients(self, grads_and_vars, loss_scale, finite):
+        ...         for grad, variable in grads_and_vars:
+        ...             variable.assign_sub(tf.where(finite, grad / loss_scale, 0.0))
+        >>> isinstance(Fused(), ScaledGradientsOptimizer)
+        True
 
-    @property
-    def is_of_window(self) -> bool:
-        """True if the gradients are the mean of an accumulator's window, which may not be usable."""
-        return self.before is not None and self.before.window_counts is not None
+    Source: the contract of torch.amp for custom optimizers (`_step_supports_amp_scaling`).
 
-    def apply_scaled(self, loss_scale: tf.Tensor, applied: tf.Tensor) -> Done:
-        """Call the optimizer if it is a `ScaledGradientsOptimizer`, which applies its gradients or skips them."""
-        if not isinstance(self.adapter, ScaledGradientsAdapter):
-            return None
-        return self.adapter.apply_scaled(self.given, loss_scale if self.before is None else tf.constant(1.0), applied)
+    Provisional: a minor version may change it.
+    """
 
-    def apply_unchecked(self) -> Done:
-        """Apply the gradients without checking them, for a scaler that is not enabled."""
-        own = self.apply_scaled(tf.constant(1.0), tf.constant(True))
-        return apply_unscaled(self.adapter, self.given) if own is None else own
+    def apply_scaled_gradients(
+        self, grads_and_vars: GradsAndVars, loss_scale: tf.Tensor, finite: tf.Tensor
+    ) -> tf.Operation:
+        """Divide gradients by the loss scale and apply them if they are finite; otherwise change nothing.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable; no gradient is None.
+            loss_scale: The number by which to divide the gradients, a float32 scalar; 1 if `GradScaler.unscale` has
+                unscaled them already, or if scaling is not enabled.
+            finite: A boolean scalar, True if the gradients are finite on every replica, and the step is not skipped as
+                a spike. If it is False, no variable may change.
+
+        Returns:
+            The op that does this; None in eager mode.
+        """
 
 
-def adapter_of(
+def validated_steps(
+    steps: Iterable[tuple[Any, GradsAndVars]], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, list[tuple[Gradient, Any]]]]:
+    """Return optimizers, each with its pairs of gradients and variables, or raise an error if they cannot step.
+
+    `kwargs` are passed to each optimizer. If one did not take them, others would have stepped before its call fails.
+    """
+    what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
+    listed = lists.items("steps", steps, what, advice)
+    if not listed:
+        raise ValueError(f"there is no optimizer to step: pass {what}.")
+    for pair in listed:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise TypeError(f"steps must be {what}, and it holds {pair!r} of type {type(pair).__name__}: {advice}.")
+    validated = [(validated_optimizer(optimizer), _validated_pairs(grads)) for optimizer, grads in listed]
+    if len({id(optimizer) for optimizer, _ in validated}) < len(validated):
+        raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
+    given = ", ".join(kwargs)
+    for optimizer, _ in validated:
+        kind = type(optimizer).__name__
+        if kwargs and isinstance(optimizer, ScaledGradientsOptimizer):
+            raise TypeError(f"{kind}.apply_scaled_gradients takes no {given}: leave it out.")
+        if kwargs and len(validated) > 1 and not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            raise TypeError(
+                f"{given} would be passed to each optimizer, and {kind} is not TF1's: leave it out, or step each "
+                "optimizer by itself."
+            )
+    return validated
+
+
+def validated_optimizer(optimizer: Any) -> Any:  # noqa: ANN401 - of any host
+    """Return what the user passed as the optimizer, or raise an error if `GradScaler` cannot step with it."""
+    settings.refuse_class("optimizer", optimizer)
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, ScaledGradientsOptimizer) and not hasattr(optimizer, "apply_gradients"):
+        raise TypeError(
+            f"optimizer must be an optimizer of Keras or TF1, with apply_gradients, got {optimizer!r} of type {kind}."
+        )
+    if "LossScaleOptimizer" in kind:
+        raise ValueError(f"the optimizer is a {kind}, which scales the loss itself: step with the optimizer inside it.")
+    if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
+        raise TypeError(
+            "the optimizer is a SyncReplicasOptimizer, whose step cannot stand in a conditional: write "
+            "SyncReplicasOptimizer(tfmp.LossScaleOptimizer(opt, manager), ...), without a tfmp.GradScaler."
+        )
+    if is_horovods(optimizer):
+        raise ValueError(
+            "the optimizer is one of Horovod's, which averages gradients itself: step with the optimizer inside it, "
+            "and pass is_distributed=True to tfmp.GradScaler."
+        )
+    with tf.init_scope():
+        in_graph = not tf.executing_eagerly()
+    # The optimizers in Keras' `optimizers.legacy` have no `build`. They can step in a TF1 graph.
+    if in_graph and hasattr(optimizer, "build") and hasattr(optimizer, "iterations"):
+        raise NotImplementedError(
+            f"the optimizer is Keras' {kind}, which has no op that a session could run: in a TF1 graph pass a "
+            "tf.compat.v1.train.Optimizer, or train eagerly or in a tf.function."
+        )
+    return optimizer
+
+
+def _validated_pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
+    pairs = lists.pairs(grads_and_vars)
+    if not pairs:
+        raise ValueError("there are no gradients to step with: pass pairs of a gradient and its variable.")
+    lists.refuse_all_none(grad for grad, _ in pairs)
+    if any(is_overwritten(variable) for _, variable in pairs):
+        raise NotImplementedError(
+            'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
+            "train it with tfmp.LossScaleOptimizer."
+        )
+    return pairs
+
+
+def prepared_adapter(
     optimizer: Any,  # noqa: ANN401 - of any host
     variables: Sequence[Any],
     kwargs: Mapping[str, Any],
     compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
-    """Return the adapter for an optimizer's type; `kwargs` are passed to its `apply_gradients`."""
+    """Return the adapter for an optimizer's type, and make the optimizer's own variables.
+
+    If a `tf.function` can no longer make any, raise an error. `kwargs` are passed to `apply_gradients`.
+    """
+    is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
     if isinstance(optimizer, ScaledGradientsOptimizer):
-        return ScaledGradientsAdapter(optimizer, variables)
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return TF1Adapter(optimizer, variables, kwargs)
-    of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
-    if of_keras and not kwargs and compilers.of(optimizer).runs_keras_alone([optimizer]):
+        adapter: OptimizerAdapter = ScaledGradientsAdapter(optimizer, variables)
+    elif isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        adapter = TF1Adapter(optimizer, variables, kwargs)
+    elif keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
+        adapter = LegacyAdapter(optimizer, variables, kwargs)
+    elif not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
         # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
         # Only the optimizers of Keras 3 have `apply`.
-        adapter = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
-        return adapter(optimizer, variables, compiler=compilers.of(optimizer))
-    if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
-        return LegacyAdapter(optimizer, variables, kwargs)
-    return OptimizerAdapter(optimizer, variables, kwargs)
-
-
-def make_variables(adapter: OptimizerAdapter) -> None:
-    """Make an optimizer's own variables; if a `tf.function` can no longer make any, raise an error with advice."""
+        kind = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
+        adapter = kind(optimizer, variables, compiler=compilers.of(optimizer))
+    else:
+        adapter = OptimizerAdapter(optimizer, variables, kwargs)
     try:
         adapter.prepare(adapter.variables)
     except ValueError as error:
         # The errors that Keras and TensorFlow raise when variables are made contain this word.
         if tf.executing_eagerly() or "ariables" not in str(error):
             raise
-        kind, names = type(adapter.optimizer).__name__, ", ".join(adapter.names)
         raise ValueError(
-            f"{kind} has no variables yet for {names}, and a tf.function makes none when it is traced again: call "
-            "scaler.prepare(optimizer, variables) before the function is first called."
+            f"{type(optimizer).__name__} has no variables yet for {', '.join(adapter.names)}, and a tf.function makes "
+            "none when it is traced again: call scaler.prepare(optimizer, variables) before the function is first "
+            "called."
         ) from error
+    return adapter
 
 
-def step_together(parts: Sequence[StepPart], facts: Facts) -> Step:
-    """Return one step for several optimizers, of which either all step or none; all gradients are scaled, or none."""
-    adapters = [part.adapter for part in parts]
-    adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
-    grads = [grad for part in parts for grad in part.given]
-    checks = [part.before for part in parts if part.before is not None]
-    if not checks:
-        return step_of(adapter, grads, facts, are_scaled=True)
-    return step_of(adapter, grads, facts, before=joined(checks)._replace(window_counts=_counts_together(parts)))
+class ScaledGradientsAdapter(OptimizerAdapter):
+    """The adapter for a `ScaledGradientsOptimizer`, which is called at every step, outside of the conditional."""
 
+    def apply(self, grads: Gradients) -> Done:
+        """Do nothing: `apply_scaled` calls the optimizer."""
+        del grads
+        return tf.no_op()
 
-def joined(checks: Sequence[Checked]) -> Checked:
-    """Join what is known of several groups of gradients, at most one of which is of an accumulator's window."""
-    if len(checks) == 1:
-        return checks[0]
-    each = [check.found for check in checks]
-    largest = [found.max_abs for found in each if found.max_abs is not None]
-    complete = [found.usable if found.complete is None else found.complete for found in each]
-    unclipped = [check.unclipped for check in checks if check.unclipped is not None]
-    found = Found(
-        usable=tf.reduce_all([found.usable for found in each]),
-        # If it is unknown for one group, the step computes it from the gradients of all.
-        max_abs=tf.reduce_max(largest) if len(largest) == len(checks) else None,
-        complete=None if all(found.complete is None for found in each) else tf.reduce_all(complete),
-    )
-    return Checked(
-        found,
-        grads=[grad for check in checks for grad in check.grads],
-        # Otherwise the detector has not seen all gradients.
-        of_window=all(check.of_window for check in checks),
-        window_counts=next((check.window_counts for check in checks if check.window_counts is not None), None),
-        unclipped=[grad for group in unclipped for grad in group] if len(unclipped) == len(checks) else None,
-    )
-
-
-def _counts_together(parts: Sequence[StepPart]) -> tf.Tensor | None:
-    return tf.concat(list(map(_counts_of, parts)), axis=0) if any(part.is_of_window for part in parts) else None
-
-
-def _counts_of(part: StepPart) -> tf.Tensor:
-    num_variables = len(part.adapter.variables)
-    counts = None if part.before is None else part.before.window_counts
-    if counts is None:
-        return tf.zeros([num_variables, len(KINDS)], tf.int64)
-    if counts.shape[0] != num_variables:
-        raise ValueError(
-            f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {num_variables}: pass all "
-            "of them, None too, with the variables in the accumulator's order."
-        )
-    return counts
+    def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
+        """Let the optimizer apply the gradients that were passed to the step, or skip them."""
+        return self.optimizer.apply_scaled_gradients(self._taken(grads), loss_scale, finite)
 
 
 class AdaptersTogether(OptimizerAdapter):
@@ -155,37 +195,67 @@ class AdaptersTogether(OptimizerAdapter):
 
     def apply(self, grads: Gradients) -> Done:
         """Let each optimizer apply its own part of the gradients."""
-        return tf.group(*(apply_unscaled(adapter, part) for adapter, part in self._with_own(grads)))
-
-    def program(self, grads: Gradients) -> Program | None:
-        """Return what runs the programs of all optimizers; None unless all of them have one."""
-        programs = [adapter.program(part) for adapter, part in self._with_own(grads)]
-        found = [program for program in programs if program is not None]
-        return _ProgramsTogether(self, found) if len(found) == len(programs) else None
-
-    def _with_own(self, grads: Gradients) -> list[tuple[OptimizerAdapter, Gradients]]:
-        """Return each adapter with its part of the gradients."""
         rest = iter(grads)
-        return [(adapter, list(itertools.islice(rest, len(adapter.variables)))) for adapter in self._adapters]
-
-
-class _ProgramsTogether:
-    """Runs the programs of several optimizers, one after the other; each optimizer clips its own gradients."""
-
-    clips = False
-
-    def __init__(self, adapter: AdaptersTogether, programs: Sequence[Program]) -> None:
-        self._adapter = adapter
-        self._programs = programs
-
-    def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
-        """Divide the gradients by the loss scale, clip and apply them."""
-        del norm
-        parts = zip(self._programs, self._adapter._with_own(grads), strict=True)
-        return tf.group(*(program.run(part, loss_scale, None) for program, (_, part) in parts))
+        parts = [list(itertools.islice(rest, len(adapter.variables))) for adapter in self._adapters]
+        return tf.group(*map(apply_unscaled, self._adapters, parts))
 
 
 def apply_unscaled(adapter: OptimizerAdapter, grads: Gradients) -> Done:
     """Apply gradients in true magnitude: by the optimizer's program, or by the optimizer itself if it has none."""
     program = adapter.program(grads)
     return adapter.apply(grads) if program is None else program.run(grads, tf.ones([]), None)
+
+
+class Part(NamedTuple):
+    """The part of one optimizer in a step."""
+
+    adapter: OptimizerAdapter
+    #: The gradients that the user passed, or their mean over Horovod's processes; unscaled if there are `checks`.
+    grads: Gradients
+    #: What was found of groups of the gradients when they were unscaled; empty if they are still scaled.
+    checks: Sequence[Checked]
+
+
+def joined(parts: Sequence[Part]) -> Checked | None:
+    """Join what is known of the gradients of all parts, each with one window at most; None if they are scaled."""
+    checks = [check for part in parts for check in part.checks]
+    if not checks:
+        return None
+    each = [check.found for check in checks]
+    found = each[0]
+    if len(checks) > 1:
+        largest = [found.max_abs for found in each if found.max_abs is not None]
+        complete = [found.usable if found.complete is None else found.complete for found in each]
+        found = Found(
+            usable=tf.reduce_all([found.usable for found in each]),
+            # If it is unknown for one group, the step computes it from the gradients of all.
+            max_abs=tf.reduce_max(largest) if len(largest) == len(checks) else None,
+            complete=None if all(found.complete is None for found in each) else tf.reduce_all(complete),
+        )
+    unclipped = [check.unclipped for check in checks if check.unclipped is not None]
+    return Checked(
+        found,
+        grads=[grad for check in checks for grad in check.grads],
+        # Otherwise the detector has not seen all gradients.
+        of_window=all(check.of_window for check in checks),
+        window_counts=_window_counts(parts),
+        unclipped=[grad for group in unclipped for grad in group] if len(unclipped) == len(checks) else None,
+    )
+
+
+def _window_counts(parts: Sequence[Part]) -> tf.Tensor | None:
+    """Return how many values overflowed in windows, 0 for gradients of none; None if there is no window."""
+    windows = [[check.window_counts for check in part.checks if check.window_counts is not None] for part in parts]
+    if not any(windows):
+        return None
+    counts = []
+    for part, window in zip(parts, windows, strict=True):
+        num_variables = len(part.adapter.variables)
+        of_part = window[0] if window else tf.zeros([num_variables, len(KINDS)], tf.int64)
+        if of_part.shape[0] != num_variables:
+            raise ValueError(
+                f"unscale returned {of_part.shape[0]} gradients of the accumulator, and step got {num_variables}: pass "
+                "all of them, None too, with the variables in the accumulator's order."
+            )
+        counts.append(of_part)
+    return tf.concat(counts, axis=0)

@@ -18,18 +18,16 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
     """Take a training step, and repeat it on the same batch while it is skipped because of an overflow.
 
     A skipped step lowers the loss scale, so the same batch may not overflow the next time. A batch is lost only if it
-    still overflows after `max_replays` repetitions. No batch is applied twice, because a skipped step does not
-    apply gradients. In eager code the repetition is a Python loop. In a `tf.function`, with or without `jit_compile`,
-    it is a loop on the device, for which `train_step` is traced once.
+    still overflows after `max_replays` repetitions, and none is applied twice. In eager code the repetition is a Python
+    loop. In a `tf.function`, with or without `jit_compile`, it is a loop on the device, for which `train_step` is
+    traced once.
 
-    A step that was skipped only in part cannot be repeated as a whole and is an error. So if `train_step` has several
-    optimizers, let them step together by `GradScaler.step_all`, which steps all of them or none; and call `update` only
-    once in `train_step`.
+    If `train_step` has several optimizers, let them step together by `GradScaler.step_all`, and call `update` only
+    once: a step that was skipped only in part cannot be repeated as a whole and is an error.
 
     Note the following effects:
 
     * The manager counts every attempt as a step. A batch that contains NaN lowers the scale `max_replays` more times.
-    * A manager that lowers the scale only after two overflows repeats the step once at the same scale.
     * Whatever the forward pass itself changes is changed by every attempt: the averages of batch normalization, the
       state of random number generators, metrics.
     * An accumulator counts the micro-batches of every attempt. Leave out its `micro_batches_per_epoch`, and end the
@@ -48,10 +46,9 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
     Raises:
         TypeError: `scaler` is not one of these two, or `max_replays` is not a number.
         ValueError: `max_replays` is not a whole number or is less than 1, or the manager's scale is fixed.
-        RuntimeError: The call is on a replica or in a TF1 graph. Or an attempt was skipped only in part: one optimizer
-            stepped and another did not, or of several updates one was after an applied step and one after a skipped
-            step. Variables that have changed stay changed. In a `tf.function` this error is an `InvalidArgumentError`.
-            With `jit_compile=True` there is no error, because XLA cannot raise one at run time; the repetition ends.
+        RuntimeError: The call is on a replica or in a TF1 graph. Or an attempt was skipped only in part, by one of
+            several optimizers or updates; variables that have changed stay changed. In a `tf.function` this error is an
+            `InvalidArgumentError`; with `jit_compile=True` the repetition just ends, because XLA raises no errors.
 
     Examples:
         >>> import tfmp
@@ -71,105 +68,62 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
     """
     _validate(scaler)
     times = settings.count("max_replays", max_replays)
-    if tf.executing_eagerly():
-        return _replay_eagerly(train_step, scaler, times)
-    return _replay_on_device(train_step, scaler, times)
+    # On a device, the step is called at two places below. As a `tf.function` it is traced only once for both.
+    step = train_step if tf.executing_eagerly() else tf.function(train_step)
 
-
-class _Counts(NamedTuple):
-    """The numbers of updates that a scaler has counted; int64 scalars."""
-
-    #: The number of updates before which all steps were applied.
-    applied: tf.Tensor
-    #: The number of all other updates, without those that were skipped as spikes.
-    skipped: tf.Tensor
-    #: The number of updates before which some steps were applied and others skipped.
-    partial: tf.Tensor
-
-    @classmethod
-    def of(cls, scaler: StepProperties) -> "_Counts":
-        partial = tf.constant(0, tf.int64)
-        if isinstance(scaler, GradScaler):
-            partial = scaler._calls.findings.read().partial_iterations
-        # A spike would be one again: the loss scale has not changed.
-        skipped = scaler.skipped_steps - scaler.skipped_spikes
-        return cls(tf.identity(scaler.applied_steps), skipped, tf.identity(partial))
-
-
-class _Attempt(NamedTuple):
-    """The result of one attempt; bool scalars."""
-
-    #: True if a step was skipped and none was applied.
-    skipped: tf.Tensor
-    #: True if one optimizer stepped and another did not.
-    optimizers_differ: tf.Tensor
-    #: True if there were several updates, one after an applied step and one after a skipped step.
-    updates_differ: tf.Tensor
-
-    @classmethod
-    def between(cls, before: _Counts, after: _Counts) -> "_Attempt":
-        skipped, applied = after.skipped > before.skipped, after.applied > before.applied
-        optimizers_differ, updates_differ = after.partial > before.partial, tf.logical_and(skipped, applied)
-        is_partial = tf.logical_or(optimizers_differ, updates_differ)
-        return cls(tf.logical_and(skipped, tf.logical_not(is_partial)), optimizers_differ, updates_differ)
-
-    def checks(self) -> list[tuple[tf.Tensor, str]]:
-        """Return each flag that must not be True, with its error message."""
-        return [
-            (
-                self.optimizers_differ,
-                "train_step was skipped only in part: one of its optimizers stepped and another did not, and the first "
-                "would step twice if the batch was replayed. Let them step together, by scaler.step_all, which steps "
-                "all of them or none.",
-            ),
-            (
-                self.updates_differ,
-                "train_step was skipped only in part: it updated the scale several times, after a step that was "
-                "applied and after one that was skipped. Let train_step take only one step with one update, and replay "
-                "the steps one by one.",
-            ),
-        ]
-
-
-def _replay_eagerly(train_step: Callable[[], Result], scaler: StepProperties, times: int) -> Result:
-    for _ in range(1 + times):
+    def attempt() -> tuple[_Moved, Result]:
         # `last_step_applied` would not do: a call that does not end a window takes no step, and the property would be
         # about an earlier one.
-        before = _Counts.of(scaler)
-        result = train_step()
-        attempt = _Attempt.between(before, _Counts.of(scaler))
-        for is_wrong, message in attempt.checks():
-            if is_wrong:
-                raise RuntimeError(message)
-        if not attempt.skipped:
+        before = _counts(scaler)
+        result = step()
+        return _Moved(*tf.unstack(_counts(scaler) > before)), result
+
+    moved, result = attempt()
+    if not tf.executing_eagerly():
+        return _repeat_on_device(attempt, moved, result, times)
+    for _ in range(times):
+        if not moved.is_skipped:
             break
+        moved, result = attempt()
+    _refuse_partial(moved)
     return result
 
 
-def _replay_on_device(train_step: Callable[[], Any], scaler: StepProperties, times: int) -> Any:  # noqa: ANN401 - a nest
-    # `train_step` is called at two places below. As a `tf.function` it is traced only once for both.
-    step = tf.function(train_step)
+class _Moved(NamedTuple):
+    """Which counts a training step has moved; bool scalars."""
 
-    def attempt() -> tuple[_Attempt, Any]:
-        before = _Counts.of(scaler)
-        result = step()
-        return _Attempt.between(before, _Counts.of(scaler)), result
+    #: That of updates before which all steps were applied.
+    applied: tf.Tensor
+    #: That of all other updates, without those after a spike, which would be one again: the scale has not changed.
+    skipped: tf.Tensor
+    #: That of updates before which some steps were applied and others skipped.
+    partial: tf.Tensor
 
-    def again(replayed: tf.Tensor, last: _Attempt, carried: list[tf.Tensor]) -> tuple[Any, ...]:
-        del last, carried
-        last, result = attempt()
-        return replayed + 1, last, _tensors(result)
+    @property
+    def is_skipped(self) -> tf.Tensor:
+        return tf.logical_and(self.skipped, tf.logical_not(tf.logical_or(self.applied, self.partial)))
 
-    first, result = attempt()
+
+def _counts(scaler: StepProperties) -> tf.Tensor:
+    partial = scaler._findings.read().partial_iterations if isinstance(scaler, GradScaler) else 0
+    return tf.stack([scaler.applied_steps, scaler.skipped_steps - scaler.skipped_spikes, tf.cast(partial, tf.int64)])
+
+
+def _repeat_on_device(
+    attempt: Callable[[], tuple[_Moved, Result]], moved: _Moved, result: Result, times: int
+) -> Result:
+    def again(replayed: tf.Tensor, *_: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        moved, result = attempt()
+        return replayed + 1, moved, _tensors(result)
+
     _, last, carried = tf.while_loop(
-        lambda replayed, last, _: tf.logical_and(last.skipped, replayed < times),
+        lambda replayed, moved, _: tf.logical_and(moved.is_skipped, replayed < times),
         again,
-        [tf.constant(0), first, _tensors(result)],
+        [tf.constant(0), moved, _tensors(result)],
         # Each attempt reads the variables that the attempt before it wrote.
         parallel_iterations=1,
     )
-    for is_wrong, message in last.checks():
-        tf.debugging.Assert(tf.logical_not(is_wrong), [message])
+    _refuse_partial(last)
     rest = iter(carried)
     # A loop cannot carry None. Its places in the result are the same at every call, so they are restored here.
     return tf.nest.map_structure(lambda part: None if part is None else next(rest), result)
@@ -177,6 +131,29 @@ def _replay_on_device(train_step: Callable[[], Any], scaler: StepProperties, tim
 
 def _tensors(result: Any) -> list[Any]:  # noqa: ANN401 - a nest
     return [part for part in tf.nest.flatten(result) if part is not None]
+
+
+def _refuse_partial(moved: _Moved) -> None:
+    """Raise an error if a step was skipped only in part; on a device, add the ops that do so."""
+    checks = [
+        (
+            moved.partial,
+            "train_step was skipped only in part: one of its optimizers stepped and another did not, and the first "
+            "would step twice if the batch was replayed. Let them step together, by scaler.step_all, which steps "
+            "all of them or none.",
+        ),
+        (
+            tf.logical_and(moved.applied, moved.skipped),
+            "train_step was skipped only in part: it updated the scale several times, after a step that was applied "
+            "and after one that was skipped. Let train_step take only one step with one update, and replay the steps "
+            "one by one.",
+        ),
+    ]
+    for is_wrong, message in checks:
+        if not tf.executing_eagerly():
+            tf.debugging.Assert(tf.logical_not(is_wrong), [message])
+        elif is_wrong:
+            raise RuntimeError(message)
 
 
 def _validate(scaler: StepProperties) -> None:

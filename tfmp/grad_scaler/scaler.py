@@ -1,5 +1,6 @@
 """GradScaler: loss scaling for hand-written training loops, with the methods of torch.amp."""
 
+import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,23 +11,26 @@ from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import names_of
 from tfmp.core.distribute import Distribution, SingleProcess
-from tfmp.core.managers import OWN_MANAGERS, LossScaleManager, Specification, get_loss_scale_manager
+from tfmp.core.managers import OWN_MANAGERS, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
-from tfmp.core.step.scaler import Facts, LossScaler
-from tfmp.core.step.step import agree, attempt, drain
+from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.step import agree, attempt, drain, step_of
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
-from tfmp.grad_scaler.arguments import (
-    refuse_in_graph,
-    validate_kwargs,
-    validate_optimizer,
-    validated_pairs,
+from tfmp.grad_scaler.calls import Call, Calls
+from tfmp.grad_scaler.findings import Findings
+from tfmp.grad_scaler.parts import (
+    AdaptersTogether,
+    Part,
+    ScaledGradientsAdapter,
+    apply_unscaled,
+    joined,
+    prepared_adapter,
+    validated_optimizer,
     validated_steps,
 )
-from tfmp.grad_scaler.calls import Calls
-from tfmp.grad_scaler.parts import StepPart, adapter_of, joined, make_variables, step_together
 from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
@@ -45,35 +49,28 @@ _SPIKES = "spike_detector"
 class GradScaler(StepsWithRanges, tf.Module):
     """Loss scaling for hand-written training loops, with the methods of torch.amp.GradScaler.
 
-    An iteration may have any number of losses and optimizers. The optimizers may be those of any Keras, those of
-    `tf.compat.v1.train`, or any object with `apply_gradients`. An iteration calls these methods in this order:
+    An iteration may have any number of losses and optimizers: those of any Keras, those of `tf.compat.v1.train`, or any
+    object with `apply_gradients`. It calls these methods in this order:
 
-        scale(loss)                             multiplies the loss by the loss scale; differentiate the result
-        unscale(optimizer, grads)               optional, once for all gradients or once for each group of them;
-                                                returns the unscaled gradients, to clip or inspect them
-        step(optimizer, grads_and_vars)         applies the gradients if they are finite on every replica; to drop a
-                                                step after `unscale`, leave this call out
-        update()                                once, after all optimizers; adjusts the loss scale
+        scale(loss)                        multiplies the loss by the loss scale; differentiate the result
+        unscale(optimizer, grads)          optional, once for all gradients or once for each group of them; returns the
+                                           unscaled gradients, to clip or inspect them
+        step(optimizer, grads_and_vars)    applies the gradients if they are finite on every replica; to drop a step
+                                           after `unscale`, leave this call out
+        update()                           once, after all optimizers; adjusts the loss scale
 
-    This works eagerly, in a `tf.function` with or without `jit_compile`, and in TF1 graphs. In a TF1 graph, run the op
-    that `update` returns: it runs all steps too.
+    This works eagerly, in a `tf.function` with or without `jit_compile`, and in TF1 graphs, where the op that `update`
+    returns runs all steps too. Under a `tf.distribute` strategy, call `scale`, `unscale` and `step` inside
+    `strategy.run`, and `update` there or outside. If an optimizer steps eagerly, call `update` eagerly.
 
-    Under a `tf.distribute` strategy, call `scale`, `unscale` and `step` on the replicas, inside `strategy.run`. The
-    call of `update` may be there or outside. If an optimizer steps eagerly, call `update` eagerly. If all of them step
-    in a `tf.function`, `update` may be in that function or in eager code.
-
-    One warning is logged if gradients are unscaled although their loss was not scaled, where this can be detected.
-
-    A scaler can be pickled and copied between iterations, in eager code. The copy has the settings, the manager's
-    state, the counts of steps and the spike detector's state. It has nothing of optimizers and variables, such as the
-    overflow counts; what it needs is made again when they step.
+    One warning is logged if gradients are unscaled although their loss was not scaled, where this can be detected. A
+    scaler can be pickled and copied between iterations, in eager code. The copy has its settings and state, but nothing
+    of optimizers and variables, such as the overflow counts.
 
     Args:
         init_scale: The loss scale at the start.
-        growth_factor: The factor by which the scale is multiplied after `growth_interval` iterations in a row without
-            an overflow; greater than 1.
-        backoff_factor: The factor by which the scale is multiplied after an iteration with an overflow; between 0
-            and 1. The scale never becomes less than 1.
+        growth_factor: Multiplies the scale when it grows; greater than 1.
+        backoff_factor: Multiplies the scale after an iteration with an overflow, down to 1; between 0 and 1.
         growth_interval: The number of iterations in a row without an overflow after which the scale grows.
         enabled: If False, losses and gradients are not scaled, steps are not checked, and the methods may be called in
             any order. So the same loop can train with and without loss scaling.
@@ -84,14 +81,13 @@ class GradScaler(StepsWithRanges, tf.Module):
             gradients itself. The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
-            "auto", where that saves time; True, always; False, never. As in `tfmp.LossScaleOptimizer`.
+            "auto", where that saves time; True, always; False, never.
         skip_spikes: Decides which steps are skipped although their gradients are finite, because their norm is an
-            outlier: a `tfmp.SpikeDetector`. By default none are. The gradients of each call of `step` or `step_all`
-            are compared with earlier ones of the same optimizers.
+            outlier among those of the same optimizers: a `tfmp.SpikeDetector`. By default none are.
 
     Attributes:
-        manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves the manager's state.
-        spike_detector: The `tfmp.SpikeDetector`, or None. A `tf.train.Checkpoint` of the scaler saves its state too.
+        manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves its state.
+        spike_detector: The `tfmp.SpikeDetector`, or None. A checkpoint saves its state too.
 
     Raises:
         TypeError: A setting is of the wrong type; or an argument is torch's `device`.
@@ -162,18 +158,17 @@ class GradScaler(StepsWithRanges, tf.Module):
         self.spike_detector = validated_spike_detector(skip_spikes)
         if self.spike_detector is not None and not self._enabled:
             raise ValueError("skip_spikes with enabled=False: steps are not checked then. Leave one of them out.")
-        detector = validated_detector(overflow_detector)
-        self._scaler = LossScaler(manager, detector, self._is_distributed, spike_detector=self.spike_detector)
+        self._scaler = LossScaler(
+            manager, validated_detector(overflow_detector), self._is_distributed, spike_detector=self.spike_detector
+        )
         # As attributes of this module these are tracked, so that a function that takes steps can be exported.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
         self._watch = UnscaledLossWatch()
+        self._jit_compile = jit_compile
         self._compilers = UpdateCompilers(jit_compile)
-        self._calls = Calls(
-            is_strict=self._enabled, needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None
-        )
-        self._findings = self._calls.findings
-        self._overflow_detector, self._jit_compile = detector, jit_compile
+        self._findings = Findings(needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None)
+        self._calls = Calls(self._findings, is_strict=self._enabled)
 
     # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
@@ -233,46 +228,39 @@ class GradScaler(StepsWithRanges, tf.Module):
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
 
-        Usually `step` makes them. But a `tf.function` can make variables only in its first trace. So call this method
-        if an optimizer does not step in the first trace, for example because its generator is not trained in the first
-        iterations.
+        Usually `step` makes them, but a `tf.function` can make variables only in its first trace. So call this method
+        if an optimizer does not step in that trace, as a GAN's generator may not.
 
         Args:
             optimizer: The optimizer.
             variables: The variables that `step` will be called with, including those without a gradient.
 
         Raises:
-            TypeError: `optimizer` is not an optimizer, or `variables` are not variables.
-            ValueError: The optimizer scales losses or averages gradients itself; or the call is in a later trace of a
-                `tf.function`.
-            NotImplementedError: The optimizer is one of Keras, and the call is in a TF1 graph.
+            TypeError: `variables` are not variables; the rest as `step`.
+            ValueError: The call is in a later trace of a `tf.function`.
 
         Examples:
-            >>> generator, critic = tf.Variable(1.0), tf.Variable(1.0)
-            >>> optimizers = [tf.compat.v1.train.MomentumOptimizer(0.5, 0.9) for _ in range(2)]
+            >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.MomentumOptimizer(0.5, 0.9)
             >>> scaler = GradScaler(init_scale=8)
             >>> @tf.function
-            ... def train_step(with_generator):
-            ...     scaler.step(optimizers[0], [(tf.constant(8.0), critic)])
-            ...     if with_generator:
-            ...         scaler.step(optimizers[1], [(tf.constant(8.0), generator)])
-            ...     scaler.update()
-            >>> scaler.prepare(optimizers[1], [generator])
+            ... def train_step(steps):
+            ...     if steps:
+            ...         scaler.step(optimizer, [(scaler.scale(1.0), w)])
+            >>> scaler.prepare(optimizer, [w])
             >>> train_step(False)
             >>> train_step(True)
-            >>> float(generator)
+            >>> float(w)
             0.5
         """
-        validate_optimizer(optimizer)
-        make_variables(adapter_of(optimizer, lists.variables("variables", variables), {}, self._compilers))
+        listed = lists.variables("variables", variables)
+        prepared_adapter(validated_optimizer(optimizer), listed, {}, self._compilers)
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
         """Multiply losses by the loss scale; differentiate the results instead of the losses.
 
         Args:
-            losses: A loss in any floating-point dtype, or a structure of losses (lists, dicts). A generator is treated
-                as a list.
+            losses: A loss in any floating-point dtype, or a structure of losses (lists, dicts, generators).
 
         Returns:
             The scaled losses in the same structure, in float32, or in float64 for a loss in float64. If scaling is not
@@ -289,11 +277,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         if not self._enabled:
             return losses
 
-        def scale(loss: tf.Tensor) -> tf.Tensor:
-            self._watch.note()
-            return self._scaler.scale(loss)
-
-        return tf.nest.map_structure(scale, list(losses) if isinstance(losses, Iterator) else losses)
+        self._watch.note()
+        return tf.nest.map_structure(self._scaler.scale, list(losses) if isinstance(losses, Iterator) else losses)
 
     @without_autograph
     def unscale(
@@ -303,14 +288,12 @@ class GradScaler(StepsWithRanges, tf.Module):
     ) -> list[Gradient]:
         """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
-        Pass the result, changed or not, to `step`, which does not divide it again. The gradients are checked for
-        overflow here, so clipping them afterwards cannot hide an overflow from `step`. If you drop the step, for
-        example because the norm of the gradients is too large, `update` adjusts the loss scale by this check.
+        Pass the result, changed or not, to `step`, which does not divide it again. The gradients are checked here, so
+        clipping hides no overflow. If you drop the step, `update` adjusts the loss scale by this check.
 
-        You may pass a part of an optimizer's gradients, and call this method once for each such group. `step` unscales
-        the gradients that were made before the first call and are not among those that it returned; so the gradients
-        that you passed here can also be passed to `step`, as in torch.amp. Gradients that are made later count as
-        unscaled. Compute all gradients before the first call, so that `step` can tell them apart.
+        You may call this method for each group of an optimizer's gradients, or for some of them. Compute all gradients
+        before the first call: `step` unscales those that were made before it, also those that you passed here, as in
+        torch.amp. Gradients that are made later count as unscaled.
 
         Args:
             optimizer: The optimizer with which `step` will be called.
@@ -318,13 +301,12 @@ class GradScaler(StepsWithRanges, tf.Module):
                 returned, and it is emptied.
 
         Returns:
-            The unscaled gradients, in float32, or in float64 for gradients in float64. The mean of an accumulator is in
-            the dtypes of its variables. With Horovod and `is_distributed=True` the gradients are averaged over the
-            processes.
+            The unscaled gradients, in float32, or in float64 for gradients in float64; the mean of an accumulator in
+            the dtypes of its variables. With Horovod and `is_distributed=True` they are averaged over the processes.
 
         Raises:
             TypeError: `grads` is not a list of gradients, or a gradient is complex; or `optimizer` is a class.
-            RuntimeError: `step` was already called for this optimizer since the last update, or `unscale` with these
+            RuntimeError: Since the last update, `step` was called for this optimizer, or `unscale` with these
                 gradients, or with an accumulator.
             ValueError: Every gradient is None.
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph.
@@ -340,47 +322,47 @@ class GradScaler(StepsWithRanges, tf.Module):
             (5.0, [1.5, 2.0])
         """
         settings.refuse_class("optimizer", optimizer)
-        given = grads if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
-        self._calls.refuse_conditional("unscale")
-        scaled = [] if isinstance(given, GradientAccumulator) else given
-        self._calls.validate_unscale(optimizer, None if given is not scaled else scaled)
-        emptied: Done = None
-        distribution = self._distribution()
-        if isinstance(given, GradientAccumulator):
-            unscaled_grads, before, emptied = self._mean_of_window(given)
-        else:
-            unscaled_grads, before = self._unscaled_grads(given, distribution)
-        result = agree(before.found, self._scaler, distribution) if self._enabled else None
-        self._calls.note_unscale(optimizer, before, result, emptied, distribution, scaled, unscaled_grads)
-        return unscaled_grads
+        given = [] if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
+        call = self._calls.unscale(optimizer, given, of_window=isinstance(grads, GradientAccumulator))
+        distribution, window, emptied = self._distribution(), None, None
+        if isinstance(grads, GradientAccumulator):
+            # Replicas end a window together, whether or not scaling is enabled.
+            given, window, emptied = drain(grads, self._scaler.distribution())
+        unscaled, call.before = self._unscaled(given, distribution, window)
+        call.gradients.add(given if window is None else [], unscaled)
+        found = agree(call.before.found, self._scaler, distribution) if self._enabled else None
+        self._calls.note([call], found, [emptied], distribution)
+        return unscaled
 
-    def _unscaled_grads(self, grads: Gradients, distribution: Distribution) -> tuple[list[Gradient], Checked]:
-        """Return the unscaled gradients and the result of checking them."""
+    def _unscaled(
+        self, grads: Gradients, distribution: Distribution, window: Checked | None = None
+    ) -> tuple[list[Gradient], Checked]:
+        """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        averaged = self._averaged(grads, distribution)
+        own = self._averaged(grads, distribution)
+        before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
-            return averaged, Checked(Found(tf.constant(True)), unclipped=averaged)
-        self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-        return self._unscaled_and_checked(averaged, self._scaler.facts(distribution))
+            return own, before._replace(unclipped=own)
+        facts = self._scaler.facts(distribution)
+        if window is None:
+            self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+            own = self._scaler.unscale(own, facts.loss_scale)
+        found = facts.check(of_window=window is not None).find(own)
+        if window is not None:
+            found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
+        return own, before._replace(found=found, grads=own, unclipped=own)
 
-    def _unscaled_and_checked(self, grads: Gradients, facts: Facts) -> tuple[list[Gradient], Checked]:
-        unscaled_grads = self._scaler.unscale(grads, facts.loss_scale)
-        found = facts.check().find(unscaled_grads)
-        return unscaled_grads, Checked(found, grads=unscaled_grads, unclipped=unscaled_grads)
+    def _averaged(self, grads: Gradients, distribution: Distribution) -> list[Gradient]:
+        """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
+        if not self._is_distributed:
+            return list(grads)
+        names = [f"gradient {index}" for index in range(len(grads))]
+        return self._scaler.mean_over_workers(grads, names, distribution)
 
-    def _mean_of_window(self, accumulator: GradientAccumulator) -> tuple[list[Gradient], Checked, Done]:
-        """Return the mean of a window, the result of checking it, and the op that empties the window."""
-        distribution = self._scaler.distribution()
-        grads, window, emptied = drain(accumulator, distribution)
-        lists.refuse_all_none(grads)
-        mean = self._averaged(grads, distribution)
-        window = window._replace(unclipped=mean)
-        if not self._enabled:
-            return mean, window, emptied
-        of_mean = self._scaler.facts(distribution).check(of_window=True).find(mean)
-        found = window.found._replace(usable=tf.logical_and(window.found.usable, of_mean.usable))
-        return mean, window._replace(found=found, grads=mean), emptied
+    def _distribution(self) -> Distribution:
+        """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
+        return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -389,9 +371,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         Args:
             optimizer: An optimizer with `apply_gradients`, such as those of Keras and TF1; or a
                 `tfmp.grad_scaler.ScaledGradientsOptimizer`.
-            grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss; or those that
-                `unscale` returned for this optimizer, which you may have clipped. A variable whose gradient is None is
-                not changed.
+            grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss, or what `unscale`
+                returned, perhaps clipped. A variable whose gradient is None is not changed.
             **kwargs: Passed to the optimizer's `apply_gradients`, such as `global_step`.
 
         Returns:
@@ -401,9 +382,8 @@ class GradScaler(StepsWithRanges, tf.Module):
             TypeError: The optimizer has no `apply_gradients`; or `grads_and_vars` are not pairs; or a gradient is
                 complex.
             ValueError: Every gradient is None; or the optimizer scales losses or averages gradients itself.
-            RuntimeError: `step` was already called for this optimizer since the last update; or `unscale` was called
-                outside of the `tf.function` in which `step` is called; or it cannot be known which gradients are still
-                scaled.
+            RuntimeError: `step` was called for this optimizer since the last update, or `unscale` outside of the
+                `tf.function` that `step` is called in; or it cannot be known which gradients are still scaled.
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph; or the optimizer is
                 one of Keras, and the call is in a TF1 graph; or a variable holds float8 scales of Keras.
         """
@@ -424,47 +404,85 @@ class GradScaler(StepsWithRanges, tf.Module):
             The op that does this; None in eager mode.
 
         Raises:
-            TypeError: As for `step`; or an optimizer does not take the keyword arguments.
-            ValueError: As for `step`; or there is no optimizer, or one optimizer is passed twice.
-            RuntimeError: As for `step`.
-            NotImplementedError: As for `step`.
+            TypeError: An optimizer does not take the keyword arguments; the rest as `step`.
+            ValueError: There is no optimizer, or one is passed twice.
 
         Examples:
             >>> v, w = tf.Variable(1.0), tf.Variable(1.0)
             >>> optimizers = [tf.compat.v1.train.GradientDescentOptimizer(0.5) for _ in range(2)]
-            >>> scaler = GradScaler(init_scale=8)
-            >>> grads = [tf.constant(8.0), tf.constant(float("inf"))]
-            >>> scaler.step_all(zip(optimizers, [[(grads[0], v)], [(grads[1], w)]]))
+            >>> GradScaler().step_all(zip(optimizers, [[(tf.constant(8.0), v)], [(tf.constant(float("inf")), w)]]))
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        self._calls.refuse_conditional("step")
-        pairs = [(optimizer, validated_pairs(optimizer, given)) for optimizer, given in validated_steps(steps)]
-        optimizers = [optimizer for optimizer, _ in pairs]
-        if len(set(map(id, optimizers))) < len(optimizers):
-            raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
-        validate_kwargs(optimizers, kwargs)
-        distribution = self._distribution()
-        parts = [self._part(optimizer, own, kwargs, distribution) for optimizer, own in pairs]
-        for part in parts:
-            make_variables(part.adapter)
-            part.adapter.refuse_unknown_variables(part.given)
-        # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
-        # its micro-batches, and an overflow may drop the whole window.
-        if self._enabled or any(part.is_of_window for part in parts):
-            return self._run(parts, self._scaler.distribution())
-        done = [part.apply_unchecked() for part in parts]
-        unclipped = [grad for part in parts for grad in part.unclipped]
+        pairs = validated_steps(steps, kwargs)
+        calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
+        # Gradients stay scaled, unless the user has unscaled some of them.
+        unscales, distribution = any(call.groups for call in calls), self._distribution()
+        parts = [
+            self._part(call, own, kwargs, distribution, unscales) for call, (_, own) in zip(calls, pairs, strict=True)
+        ]
+        done, found, loss_scale = self._apply(parts)
+        # An optimizer that skips steps by itself is called outside of the conditional.
+        own_steps = [
+            part.adapter.apply_scaled(part.grads, loss_scale, found.applied)
+            for part in parts
+            if isinstance(part.adapter, ScaledGradientsAdapter)
+        ]
+        return self._calls.note(calls, found if self._enabled else None, [*done, *own_steps], distribution)
+
+    def _part(
+        self,
+        call: Call,
+        pairs: Sequence[tuple[Gradient, Any]],
+        kwargs: Mapping[str, Any],
+        distribution: Distribution,
+        unscales: bool,
+    ) -> Part:
+        """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
+        passed, variables = zip(*pairs, strict=True)
+        if self._enabled:
+            lists.refuse_complex(passed, names_of(variables))
+        adapter = prepared_adapter(call.optimizer, variables, kwargs, self._compilers)
+        adapter.refuse_unknown_variables(passed)
+        grads = lists.of_tensors(passed)
+        if not unscales:
+            if self._enabled:
+                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+            return Part(adapter, self._averaged(grads, distribution), [])
+        checks = [group.before for group in call.groups]
+        rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
+        if all(grad is None for grad in rest):
+            return Part(adapter, grads, checks)
+        # The user has unscaled the other gradients.
+        unscaled, check = self._unscaled(rest, distribution)
+        # The norm counts each gradient once.
+        others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
+        given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]
+        return Part(adapter, given, [*checks, check._replace(unclipped=others)])
+
+    def _apply(self, parts: Sequence[Part]) -> tuple[list[Done], Found, tf.Tensor]:
+        """Apply the gradients of all optimizers or of none; also return what was found, and the scale of the gradients.
+
+        If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked its
+        micro-batches, and an overflow may drop the whole window.
+        """
+        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
+        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        if self._enabled or (before is not None and before.window_counts is not None):
+            facts = self._scaler.facts()
+            done, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
+            return [done], found, facts.loss_scale if before is None else tf.constant(1.0)
+        unclipped = grads if before is None or before.unclipped is None else before.unclipped
         stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
-        return self._calls.note_steps(optimizers, None, [*done, stored], distribution)
+        return [apply_unscaled(adapter, grads), stored], Found(tf.constant(True)), tf.constant(1.0)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
         """Adjust the loss scale according to what `unscale` and `step` have found since the last update.
 
-        The manager counts the iteration as one step, which was applied if all of its steps were applied. If you left
-        out the steps after `unscale`, an overflow counts as a skipped step, as if you had called `step`. If there was
-        no overflow, the iteration counts toward the growth of the scale, as in torch.amp, but not as a step.
+        The manager counts the iteration as one step, which was applied if all of its steps were. If you dropped them
+        after `unscale`, an overflow still counts as a skipped step; without one, the iteration counts toward the growth
+        of the scale, as in torch.amp, but not as a step.
 
         Args:
             new_scale: Set the loss scale to this number or float32 scalar, instead of adjusting it.
@@ -473,11 +491,10 @@ class GradScaler(StepsWithRanges, tf.Module):
             The op that does this; None in eager mode. In a TF1 graph the op also runs the steps that were built before.
 
         Raises:
-            RuntimeError: Neither `unscale` nor `step` was called since the last update. In a `tf.function` this is an
-                `InvalidArgumentError` when the function runs.
+            RuntimeError: Neither `unscale` nor `step` was called since the last update.
             TypeError: The new scale is not a number.
-            ValueError: The new scale is not finite or not within the manager's bounds. For a tensor in a graph this is
-                an `InvalidArgumentError` when the op runs.
+            ValueError: The new scale is not finite or not within the manager's bounds. When a function or a graph runs,
+                this error and that of missing calls are an `InvalidArgumentError`.
             NotImplementedError: The scale of this kind of manager cannot be set.
 
         Examples:
@@ -486,69 +503,61 @@ class GradScaler(StepsWithRanges, tf.Module):
             >>> float(scaler.loss_scale)
             256.0
         """
-        if not self._enabled:
-            ops = list(self._calls.ops())
-            self._calls.forget()
-            return tf.group(*ops)
         if new_scale is None:
             return self._calls.end(self._scaler.advance)
-        return self._calls.end(lambda result, is_step: self._set(new_scale, result, is_step), sets_scale=True)
+
+        def set_scale(found: Found, is_step: tf.Tensor | None) -> Done:
+            has_set = self.manager.set_loss_scale(new_scale)
+            # The step is counted only after the scale was set: in a graph, the manager may refuse it when it runs.
+            with tf.control_dependencies([] if has_set is None else [has_set]):
+                return self._scaler.count(found, is_step)
+
+        return self._calls.end(set_scale, sets_scale=True)
 
     def abandon(self) -> tf.Operation:
         """Give up an iteration that was ended by an exception.
 
         Call this method if you catch an exception between the first call of an iteration and `update`, also one that a
-        `tf.function` or `session.run` raised. Otherwise the next iteration may fail because `unscale` or `step` was
-        already called, and their results would count in the next update.
+        `tf.function` or `session.run` raised. Otherwise the calls before it count in the next iteration, which may fail
+        because `unscale` or `step` was already called.
 
-        The loss scale is still adjusted, as in `update`, by what `unscale` and `step` found before the exception.
-        Otherwise, a scale that is too high would never fall if each overflow led to an exception. An overflow is
-        counted as a skipped step. Steps that were applied are not counted; the variables that they changed stay
-        changed. If there was neither `unscale` nor `step`, nothing changes.
+        What was found before the exception still adjusts the loss scale, and an overflow counts as a skipped step.
+        Steps that were applied are not counted; the variables that they changed stay changed.
 
         Returns:
             The op that does this; None in eager mode.
 
         Examples:
-            >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.GradientDescentOptimizer(0.5)
-            >>> scaler = GradScaler(init_scale=8)
-            >>> for batch in [None, 1.0]:
-            ...     try:
-            ...         grads = scaler.unscale(optimizer, [scaler.scale(1.0)])
-            ...         scaler.step(optimizer, [(grads[0] * batch, w)])
-            ...         scaler.update()
-            ...     except (TypeError, ValueError):
-            ...         scaler.abandon()
-            >>> float(w), int(scaler.attempted_steps)
-            (0.5, 1)
+            >>> scaler, optimizer = GradScaler(init_scale=8), tf.compat.v1.train.GradientDescentOptimizer(0.5)
+            >>> try:
+            ...     (grad,) = scaler.unscale(optimizer, [scaler.scale(float("inf"))])
+            ...     tf.debugging.assert_all_finite(grad, "the loss diverges")
+            ... except tf.errors.InvalidArgumentError:
+            ...     scaler.abandon()
+            >>> float(scaler.loss_scale), int(scaler.skipped_steps)
+            (4.0, 1)
         """
         return self._calls.give_up(self._scaler.advance)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the manager's state as numbers; empty if scaling is not enabled. Call this after `update`.
 
-        A `tf.train.Checkpoint(scaler=scaler)` saves the same state. In a TF1 graph the state is in variables, which a
-        `tf.compat.v1.train.Saver` saves.
-
-        Returns:
-            A dictionary from the names of the numbers to the numbers.
+        A `tf.train.Checkpoint(scaler=scaler)` saves the same state.
 
         Raises:
-            RuntimeError: The call is in a graph or in a `tf.function`.
+            RuntimeError: The call is in a TF1 graph, where a `tf.compat.v1.train.Saver` saves the state, or in a
+                `tf.function`.
 
         Examples:
             >>> GradScaler(init_scale=8).state_dict()
             {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
-        refuse_in_graph("state_dict")
+        _refuse_in_graph("state_dict")
         of_detector = {} if self.spike_detector is None else {_SPIKES: self.spike_detector.state_dict()}
         return {**self.manager.state_dict(), **of_detector} if self._enabled else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the manager's state to one that `state_dict` returned; do nothing if scaling is not enabled.
-
-        Args:
-            state_dict: The dictionary that `state_dict` returned.
+        """Set the state to one that `state_dict` returned; do nothing if scaling is not enabled.
 
         Raises:
             TypeError: A value is not a number.
@@ -562,7 +571,7 @@ class GradScaler(StepsWithRanges, tf.Module):
             >>> float(scaler.loss_scale)
             8.0
         """
-        refuse_in_graph("load_state_dict")
+        _refuse_in_graph("load_state_dict")
         if not self._enabled:
             return
         if self.spike_detector is None or not isinstance(state_dict, Mapping) or _SPIKES not in state_dict:
@@ -583,111 +592,46 @@ class GradScaler(StepsWithRanges, tf.Module):
         Raises:
             RuntimeError: An iteration is not finished; or the call is in a graph or in a `tf.function`.
         """
-        refuse_in_graph("pickle or copy")
+        _refuse_in_graph("pickle or copy")
         if self._calls.have_begun:
             raise RuntimeError("a tfmp.GradScaler is pickled or copied between iterations: call update() before.")
         others = {
             "enabled": self._enabled,
             "is_distributed": self._is_distributed,
-            "overflow_detector": self._overflow_detector,
+            "overflow_detector": self._scaler.detector,
             "jit_compile": self._jit_compile,
             "skip_spikes": self.spike_detector,
         }
-        return _remade, (type(self), _parts_of(self.manager), others)
+        # A manager holds functions that make its variables in graphs, and these cannot be pickled.
+        parts: tuple[Any, ...] = (self.manager,)
+        with contextlib.suppress(NotImplementedError):
+            parts = (
+                type(self.manager),
+                self.manager.get_config(),
+                self.manager.state_dict(),
+                self.manager._step_counts(),
+            )
+        return _remade, (type(self), parts, others)
 
     def _settings_to_show(self) -> list[str]:
         shown = {"enabled": self._enabled, "is_distributed": self._is_distributed}
         return [f"{name}={value!r}" for name, value in settings.not_default(GradScaler, shown).items()]
 
-    def _distribution(self) -> Distribution:
-        """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
-        return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
 
-    def _averaged(self, grads: Gradients, distribution: Distribution) -> list[Gradient]:
-        """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
-        if not self._is_distributed:
-            return list(grads)
-        names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.mean_over_workers(grads, names, distribution)
-
-    def _part(
-        self,
-        optimizer: Any,  # noqa: ANN401 - of any host
-        pairs: Sequence[tuple[Gradient, Any]],
-        kwargs: Mapping[str, Any],
-        distribution: Distribution,
-    ) -> StepPart:
-        """Return the part of an optimizer in a step, with averaged gradients."""
-        passed, variables = zip(*pairs, strict=True)
-        if self._enabled:
-            lists.refuse_complex(passed, names_of(variables))
-        adapter = adapter_of(optimizer, variables, kwargs, self._compilers)
-        checks, scaled = self._calls.validate_step(optimizer, passed)
-        grads = lists.of_tensors(passed)
-        if not checks:
-            if self._enabled:
-                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            return StepPart(adapter, self._averaged(grads, distribution), None)
-        rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, scaled, strict=True)]
-        if all(grad is None for grad in rest):
-            return StepPart(adapter, list(grads), joined(checks))
-        # The user has unscaled the other gradients.
-        unscaled_rest, check_of_rest = self._unscaled_grads(rest, distribution)
-        # The norm counts each gradient once.
-        is_known = [self._calls.got(optimizer, grad) for grad in passed]
-        others = [None if is_counted else own for own, is_counted in zip(unscaled_rest, is_known, strict=True)]
-        check_of_rest = check_of_rest._replace(unclipped=others)
-        given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled_rest, scaled, strict=True)]
-        return StepPart(adapter, given, joined([*checks, check_of_rest]))
-
-    def _run(self, parts: Sequence[StepPart], distribution: Distribution) -> Done:
-        """Run the steps of several optimizers together, and keep the result for `update`."""
-        facts = self._scaler.facts(distribution)
-        loss_scale = facts.loss_scale if self._enabled else tf.constant(1.0)
-        done, result = attempt(step_together(self._all_unscaled(parts, facts), facts))
-        # An optimizer that skips steps by itself is called outside of the conditional.
-        own_steps = [part.apply_scaled(loss_scale, result.applied) for part in parts]
-        optimizers = [part.adapter.optimizer for part in parts]
-        kept = result if self._enabled else None
-        return self._calls.note_steps(optimizers, kept, [done, *own_steps], distribution)
-
-    def _all_unscaled(self, parts: Sequence[StepPart], facts: Facts) -> Sequence[StepPart]:
-        """Unscale and check the gradients of the other optimizers, if the user has unscaled those of one."""
-        if all(part.before is None for part in parts):
-            return parts
-        return [part if part.before is not None else self._unscaled_part(part, facts) for part in parts]
-
-    def _unscaled_part(self, part: StepPart, facts: Facts) -> StepPart:
-        if not self._enabled:
-            return part._replace(before=Checked(Found(tf.constant(True)), unclipped=part.given))
-        given, before = self._unscaled_and_checked(part.given, facts)
-        return part._replace(given=given, before=before)
-
-    def _set(self, new_scale: float | tf.Tensor, result: Found, is_step: tf.Tensor | None) -> Done:
-        has_set = self.manager.set_loss_scale(new_scale)
-        # The step is counted only after the scale was set: in a graph, the manager may refuse the scale when it runs.
-        with tf.control_dependencies([] if has_set is None else [has_set]):
-            return self._scaler.count(result, is_step)
-
-
-def _parts_of(manager: LossScaleManager) -> tuple[Any, ...]:
-    """Return what a manager is made of: its class, settings, state and counts; the manager, if its class has no config.
-
-    A manager holds functions that make its variables in graphs, and these cannot be pickled.
-    """
-    try:
-        config = manager.get_config()
-    except NotImplementedError:
-        return (manager,)
-    return type(manager), config, manager.state_dict(), manager._step_counts()
+def _refuse_in_graph(verb: str) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{verb} was called in a graph, where nothing has a value yet: call it eagerly, outside of any "
+            "tf.function. In a TF1 graph the state is in variables, which tf.compat.v1.train.Saver saves."
+        )
 
 
 def _remade(kind: type[GradScaler], parts: tuple[Any, ...], others: Mapping[str, Any]) -> GradScaler:
     """Return a scaler of the parts that `GradScaler.__reduce__` returned."""
-    manager = parts[0]
-    if len(parts) > 1:
-        make, config, state, counts = parts
-        manager = make.from_config(config)
+    manager, *rest = parts
+    if rest:
+        config, state, counts = rest
+        manager = manager.from_config(config)
         manager.load_state_dict(state)
         manager._load_step_counts(counts)
     return kind(manager=manager, **others)
