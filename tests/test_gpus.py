@@ -1,5 +1,6 @@
 """What is said of GPUs, of which the machine that runs the tests need not have any."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,11 @@ _DETAILS: list[dict[str, Any]] = [
     {},
 ]
 _LINES = ["NVIDIA A100-SXM4-40GB, compute capability 8.0", "METAL", "/physical_device:GPU:2"]
+
+
+@pytest.fixture(autouse=True)
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tfmp"])
 
 
 @pytest.fixture

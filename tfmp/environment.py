@@ -5,9 +5,10 @@ import importlib.util
 import platform
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 _Release: TypeAlias = tuple[int, ...]
+_Range: TypeAlias = tuple[_Release, _Release]
 
 #: The packages whose versions matter for a report of a fault, by the names of their distributions.
 PACKAGES = (
@@ -16,32 +17,23 @@ PACKAGES = (
 )
 
 
-class Supported(NamedTuple):
-    """The versions that are supported with one version of TensorFlow."""
-
-    #: The oldest and the newest Python.
-    python: tuple[_Release, _Release]
-    #: The oldest and the newest Keras.
-    keras: tuple[_Release, _Release]
-    #: The version of tf_keras; None if Keras itself is Keras 2.
-    tf_keras: _Release | None
-
-
-#: What is supported with each version of TensorFlow; `docs/reference/versions.md` has the same table.
-SUPPORTED: Mapping[_Release, Supported] = {
-    (2, 15): Supported(((3, 10), (3, 11)), ((2, 15), (2, 15)), None),
-    (2, 16): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 16)),
-    (2, 17): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 17)),
-    (2, 18): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 18)),
-    (2, 19): Supported(((3, 10), (3, 12)), ((3, 5), (3, 15)), (2, 19)),
-    (2, 20): Supported(((3, 10), (3, 13)), ((3, 10), (3, 15)), (2, 20)),
-    (2, 21): Supported(((3, 10), (3, 13)), ((3, 12), (3, 15)), (2, 21)),
+#: The oldest and the newest Python and Keras that are supported with each version of TensorFlow. tf_keras has its own
+#: version.
+#: `docs/reference/versions.md` has the same table.
+SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
+    (2, 15): (((3, 10), (3, 11)), ((2, 15), (2, 15))),
+    (2, 16): (((3, 10), (3, 12)), ((3, 5), (3, 15))),
+    (2, 17): (((3, 10), (3, 12)), ((3, 5), (3, 15))),
+    (2, 18): (((3, 10), (3, 12)), ((3, 5), (3, 15))),
+    (2, 19): (((3, 10), (3, 12)), ((3, 5), (3, 15))),
+    (2, 20): (((3, 10), (3, 13)), ((3, 10), (3, 15))),
+    (2, 21): (((3, 10), (3, 13)), ((3, 12), (3, 15))),
 }
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = min(SUPPORTED), max(SUPPORTED)
 # TensorFlow 2.18 and 2.19 require Keras 3.5 themselves. TensorFlow 2.16 and 2.17 accept older versions, but no user
 # needs these: Keras 3.0 cannot declare how replicas share a variable, and before 3.5 a variable cannot be used as a
 # Python number.
-_OLDEST_KERAS3 = min(supported.keras[0] for supported in SUPPORTED.values() if supported.keras[0] >= (3,))
+_OLDEST_KERAS3 = min(oldest for _, (oldest, _) in SUPPORTED.values() if oldest >= (3,))
 _HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
 
 
@@ -140,9 +132,9 @@ def problems(versions: Mapping[str, str]) -> list[str]:
 
 
 def _problems_with(tensorflow: _Release, versions: Mapping[str, str]) -> Iterator[str]:
-    supported = SUPPORTED[tensorflow]
-    exact = None if supported.tf_keras is None else (supported.tf_keras, supported.tf_keras)
-    for name, bounds in [("Python", supported.python), ("keras", supported.keras), ("tf_keras", exact)]:
+    python, keras = SUPPORTED[tensorflow]
+    tf_keras = (tensorflow, tensorflow) if keras[0] >= (3,) else None
+    for name, bounds in [("Python", python), ("keras", keras), ("tf_keras", tf_keras)]:
         version = versions.get(name)
         if version is None or (bounds is not None and bounds[0] <= _release_of(version) <= bounds[1]):
             continue

@@ -24,12 +24,7 @@ def descriptions() -> list[str]:
 
 
 def none_visible() -> str:
-    """Return that there is no GPU, with the setting that hides GPUs if there is one.
-
-    Examples:
-        >>> none_visible().startswith("no GPU is visible to TensorFlow")
-        True
-    """
+    """Return that there is no GPU, with the setting that hides GPUs if there is one."""
     hidden_by = "CUDA_VISIBLE_DEVICES"
     why = f" ({hidden_by}={os.environ[hidden_by]!r})" if hidden_by in os.environ else ""
     return f"no GPU is visible to TensorFlow{why}"
@@ -42,9 +37,6 @@ def build() -> str:
 
 def build_text(info: Mapping[str, Any]) -> str:
     """Return what `tf.sysconfig.get_build_info` says as a few words.
-
-    Args:
-        info: The result of that function.
 
     Examples:
         >>> build_text({"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"})

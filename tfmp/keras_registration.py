@@ -8,10 +8,7 @@ from typing import Any
 
 
 def register_when_imported() -> None:
-    """Register the classes that saved models name with `keras` and `tf_keras`, at once or when these are imported.
-
-    This function does not import them itself.
-    """
+    """Register the classes that saved models name with `keras` and `tf_keras`, at once or when others import these."""
     # TensorFlow requires wrapt. If wrapt is not installed, there is no Keras on TensorFlow to register with.
     if importlib.util.find_spec("wrapt") is not None:
         wrapt = importlib.import_module("wrapt")
@@ -27,40 +24,17 @@ def _register(keras: ModuleType) -> None:
             keras.saving.register_keras_serializable(package="tfmp", name=name)(_ClassOnDemand(keras, find))
 
 
-def _loss_scale_optimizer(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
-    # Not at the top of the file, because this module imports TensorFlow.
-    from tfmp.optimizers.front_ends import front_end_of
-
-    return front_end_of(keras)
-
-
-def _recompute(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
-    # Not at the top of the file, for the same reason.
-    from tfmp.recomputation.layers.layer import recompute_class
-
-    return recompute_class(keras)
-
-
-def _recomputed_model(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
-    # Not at the top of the file, for the same reason.
-    from tfmp.recomputation.layers.same_class import recomputed_class
-
-    return recomputed_class(keras, keras.Model)
-
-
-def _half_state(keras: ModuleType) -> Any:  # noqa: ANN401 - a class with bases of any Keras
-    # Not at the top of the file, for the same reason.
-    from tfmp.optimizer_state.half_state import half_state_base
-
-    return half_state_base(keras)
+def _of(module: str) -> Any:  # noqa: ANN401 - a module, whose names type checkers do not know here
+    # On demand, because these modules import TensorFlow.
+    return importlib.import_module(f"tfmp.{module}")
 
 
 #: The functions that import a class for one version of Keras, by the name that saved models have for it.
 _CLASSES: dict[str, Callable[[ModuleType], Any]] = {
-    "HalfState": _half_state,
-    "LossScaleOptimizer": _loss_scale_optimizer,
-    "Recompute": _recompute,
-    "RecomputedModel": _recomputed_model,
+    "HalfState": lambda keras: _of("optimizer_state.half_state").half_state_base(keras),
+    "LossScaleOptimizer": lambda keras: _of("optimizers.front_ends").front_end_of(keras),
+    "Recompute": lambda keras: _of("recomputation.layers.layer").recompute_class(keras),
+    "RecomputedModel": lambda keras: _of("recomputation.layers.same_class").recomputed_class(keras, keras.Model),
 }
 
 

@@ -36,4 +36,6 @@ def names_of_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callab
         require_tensorflow()
         return getattr(importlib.import_module(module_of[name]), name)
 
-    return __getattr__, lambda: sorted(module_of), [name for name in module_of if module_of[name] != package]
+    public = [name for name in module_of if module_of[name] != package]
+    # A package may add names of its own to `__all__`.
+    return __getattr__, lambda: sorted({*module_of, *public}), public

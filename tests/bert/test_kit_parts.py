@@ -6,8 +6,6 @@ import numpy as np
 import published_formulas
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tfmp
 from tfmp import bert
@@ -138,24 +136,3 @@ def test_throughput_counts_windows_that_are_not_left_out(
     for seconds, step in runs:
         throughput.add(seconds, step)
     assert (throughput.attempted, throughput.applied) == (attempted, applied)
-
-
-@given(
-    runs_per_step=st.integers(1, 5),
-    left_out=st.integers(0, 7),
-    steps_per_checkpoint=st.none() | st.integers(1, 9),
-    resumed_at=st.integers(0, 4),
-    runs=st.integers(0, 120),
-)
-def test_without_skipped_steps_all_that_is_attempted_is_applied(
-    runs_per_step: int, left_out: int, steps_per_checkpoint: int | None, resumed_at: int, runs: int
-) -> None:
-    throughput = bert.Throughput(
-        8, runs_per_step=runs_per_step, left_out=left_out, steps_per_checkpoint=steps_per_checkpoint
-    )
-    for run in range(runs):
-        throughput.add(0.5, (resumed_at % runs_per_step + run + 1) // runs_per_step)
-    windows = (resumed_at % runs_per_step + runs) // runs_per_step
-    counted = windows > left_out and (steps_per_checkpoint is None or steps_per_checkpoint > left_out)
-    assert throughput.attempted == throughput.applied
-    assert throughput.attempted == 16.0 if counted else throughput.attempted in (0.0, 16.0)

@@ -104,11 +104,6 @@ def test_a_wrong_call_is_told_what_is_wrong(
         call()
 
 
-def test_every_public_name_of_the_kit_is_there() -> None:
-    assert [name for name in bert.__all__ if getattr(bert, name) is None] == []
-    assert set(bert.__all__) == set(dir(bert))
-
-
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_second_step_in_one_graph_is_refused(runs: int, session: tf1.Session) -> None:
     model = kit_models.Model(manual_fp16=True, num_accumulation_steps=runs)

@@ -20,7 +20,6 @@ import tensorflow as tf
 from systems import FIXED, OWN, STOCK
 
 import tfmp
-from tfmp.checkpoints.files import SavedRun, read_saved_run
 
 pytestmark = [
     # Keras 3 passes its variables to h5py, which asks NumPy for a copy.
@@ -125,21 +124,6 @@ def _manager_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.graph
 @pytest.mark.parametrize(
-    ("optimizer", "expected"),
-    [
-        (_manager_of("FixedLossScaleManager"), (8.0, 0, 0, "tfmp's FixedLossScaleManager", "loss_scale_manager")),
-        ({"dynamic": False, "initial_scale": 4}, (4.0, 0, 0, f"{_KERAS2} with a fixed scale", "initial_scale")),
-    ],
-)
-def test_fixed_scale_is_read_from_a_configuration(
-    optimizer: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
-) -> None:
-    path = _keras_file(tmp_path, {"compile_config": {"optimizer": {"config": optimizer}}})
-    assert tfmp.checkpoints.read_loss_scale_state(path) == expected
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize(
     "config",
     [
         *({}, {"compile_config": None}, {"compile_config": {"optimizer": None}}),
@@ -213,7 +197,7 @@ _DAMAGED = r"the checkpoint .*model\.ckpt cannot be read, it may be damaged or i
 
 @pytest.mark.graph
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    for name in ("model.ckpt", "model.keras", "model.weights.h5"):
+    for name in ("model.ckpt", "model.keras", "model.weights.h5", "model.hdf5"):
         with pytest.raises(FileNotFoundError, match=f"there is no .*{name}"):
             tfmp.checkpoints.read_loss_scale_state(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"holds neither a checkpoint .* nor a SavedModel"):
@@ -249,46 +233,3 @@ def test_broken_checkpoint_is_named(broken: str, length: int | None, tmp_path: P
     if broken == "index":
         with pytest.raises(expected, match=message):
             tfmp.checkpoints.variable_map(tmp_path / "model.ckpt")
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("name", ["model.h5", "model.hdf5"])
-@pytest.mark.parametrize(
-    ("training", "optimizer"), [({}, None), ({"optimizer_config": {"lr": 1}}, {"lr": 1}), (None, None)]
-)
-def test_values_of_an_hdf5_file_are_listed(name: str, training: Any, optimizer: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / name)
-    with h5py.File(path, "w") as file:
-        for key, value in {"opt/scale": np.float32(2), "opt/kernel": np.ones([2]), "kind": "SGD"}.items():
-            file[key] = value
-        file.create_group("empty")
-        if training is not None:
-            file.attrs["training_config"] = json.dumps(training)
-    expected = SavedRun(path, ["kind", "opt/kernel", "opt/scale"], {"opt/scale": np.float32(2)}, None, optimizer)
-    assert read_saved_run(path) == expected
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("wanted", ["model.ckpt", "model.ckpt.index", ""])
-def test_values_of_a_savers_checkpoint_are_listed_and_its_scalars_kept(wanted: str, tmp_path: Path) -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        for name, value in {"scale": 2.0, "kernel": [1.0], "kind": "SGD"}.items():
-            tf.compat.v1.get_variable(name, initializer=value, use_resource=True)
-        session.run(tf.compat.v1.global_variables_initializer())
-        path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
-    expected = SavedRun(path, ["kernel", "kind", "scale"], {"scale": np.float32(2)})
-    assert read_saved_run(str(tmp_path / wanted)) == expected
-
-
-def test_objects_of_a_checkpoint_are_listed_with_the_keys_of_scalars(tmp_path: Path) -> None:
-    values = {"scale": tf.Variable(2.0), "kernel": tf.Variable([1.0]), "kind": tf.Variable("SGD")}
-    path = tf.train.Checkpoint(**values).write(str(tmp_path / "model.ckpt"))
-    run = read_saved_run(path)
-    keys = {name: f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in values}
-    assert (run.path, run.keys, run.scalars) == (path, sorted(keys.values()), {keys["scale"]: 2})
-    children = run.objects[0].children
-    assert {name: run.objects[children[name]].key for name in values} == {
-        "scale": keys["scale"],
-        "kernel": None,
-        "kind": None,
-    }

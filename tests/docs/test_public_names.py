@@ -1,12 +1,10 @@
-"""The pages of the reference and of stability speak of every public name, and know the deprecated ones."""
+"""The pages of the reference and of stability speak of every public name."""
 
 import importlib
 import re
 from pathlib import Path
 
 import pytest
-
-from tfmp.moved_names import MOVED
 
 _REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 _STABILITY = (_REFERENCE / "stability.md").read_text()
@@ -31,11 +29,6 @@ def test_every_public_name_is_on_one_page(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["tfmp", *(f"tfmp.{name}" for name in _SETTLED)])
 def test_every_public_name_is_stable_or_provisional(package: str) -> None:
-    current = _STABILITY.partition("## What is stable")[2].partition("## What is deprecated")[0]
+    current = _STABILITY.partition("## What is stable")[2].partition("## What is never promised")[0]
     spoken_of = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", current)}
     assert set(importlib.import_module(package).__all__) - {"__version__"} - spoken_of == set()
-
-
-def test_every_deprecated_name_is_listed_with_the_new_one() -> None:
-    listed = dict(re.findall(r"(?m)^\| `tfmp\.(\w+)` \| `tfmp\.([\w.]+)` \|$", _STABILITY))
-    assert listed == {name: ".".join(new) for name, new in MOVED.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_examples.bert import modeling, optimization
+from estimator_examples.bert import modeling
 
 pytestmark = pytest.mark.estimator
 
@@ -83,28 +83,6 @@ def test_a_high_loss_scale_overflows_in_float16_only() -> None:
         assert all(np.isfinite(value).all() for value in _computed(precision).high) == finite
 
 
-@pytest.mark.parametrize(("precision", "stored_in"), [("O1", np.float32), ("O2", np.float32), ("O3", np.float16)])
-def test_weights_are_the_same_at_all_levels(precision: str, stored_in: type[np.floating]) -> None:
-    wide, half = (_computed(level).weights for level in ("O0", precision))
-    assert wide.keys() == half.keys()
-    for name, value in half.items():
-        # Normalizations ask for float32.
-        assert value.dtype == (np.float32 if "LayerNorm" in name else stored_in)
-        # TensorFlow scales what it draws: in float16 with two roundings.
-        np.testing.assert_allclose(value, wide[name], rtol=0, atol=0 if value.dtype == np.float32 else 2e-3)
-
-
-@pytest.mark.parametrize("precision", ["O1", "O2", "O3"])
-def test_products_are_of_float16_numbers(precision: str) -> None:
-    with tf.Graph().as_default() as graph:
-        modeling.bert(_features(_batch()), dataclasses.replace(CONFIG, precision=precision))
-        products = [op for op in graph.get_operations() if "MatMul" in op.type]
-    assert len(products) > 10
-    for op in products:
-        assert op.get_attr("T") == tf.float32
-        assert all(each.op.type == "Cast" and each.op.inputs[0].dtype == tf.float16 for each in op.inputs)
-
-
 def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the word logits before and after a change of segment and word at a position of the first example.
 
@@ -162,32 +140,3 @@ def test_recomputed_layers_train_the_same_weights(
     assert names == plain_names
     np.testing.assert_allclose(recomputed, plain, rtol=1e-6)
     assert len(set(recomputed)) == 5
-
-
-def test_the_step_clips_warms_up_and_decays_as_its_settings_say(session: tf1.Session) -> None:
-    first, second = (tf1.get_variable(name, initializer=[1.0]) for name in ("kernel", "bias"))
-    settings = optimization.OptimizerSettings(
-        learning_rate=0.5,
-        num_train_steps=100,
-        num_warmup_steps=10,
-        weight_decay=0.5,
-        clip_norm=2.0,
-        loss_scale=None,
-        init_loss_scale=2.0**10,
-        incr_every_n_steps=1000,
-    )
-    fed = tf1.placeholder(tf.float32, [])
-    training = optimization.build_training(tf.reduce_sum(3.0 * first + 4.0 * second) * fed, settings)
-    session.run(tf1.global_variables_initializer())
-    run = [training.learning_rate, training.train_op]
-    rates = [session.run(run, {fed: value})[0] for value in (1e3, np.inf, np.inf, 0.0, 0.0)]
-    np.testing.assert_allclose(rates, [0.0, 0.05, 0.05, 0.05, 0.1], rtol=1e-6)
-    assert session.run(training.optimizer.loss_scale) == 512
-    slots = {variable.op.name: session.run(variable) for variable in tf1.global_variables()}
-    # Two steps without a gradient have decayed the moment.
-    np.testing.assert_allclose(slots["kernel/adam_m"], 0.1 * 1.2 * 0.9**2, rtol=1e-5)
-    np.testing.assert_allclose(slots["bias/adam_m"], 0.1 * 1.6 * 0.9**2, rtol=1e-5)
-    # The moments move both alike; the kernel decays besides, by 0.5 times the rate, in two steps.
-    kernel_after_one = 1.0 - 0.05 * (0.1 * 0.9 / np.sqrt(0.001 * 0.999) + 0.5)
-    kernel, bias = session.run([first, second])
-    np.testing.assert_allclose(bias - kernel, 0.5 * (0.05 + 0.1 * kernel_after_one), rtol=1e-3)

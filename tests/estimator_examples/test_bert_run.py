@@ -18,7 +18,7 @@ import tensorflow as tf
 
 pytest.importorskip("tokenizers")
 
-from estimator_examples.bert import check_precision, history, run_pretraining
+from estimator_examples.bert import check_precision, run_pretraining
 
 SMALL = (
     "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
@@ -184,22 +184,6 @@ def test_a_resumed_run_that_would_skip_for_ever_at_another_fixed_scale_ends_with
     assert "choose a lower one" in again.errors
     # Another fixed scale is no change of the scale.
     assert "->" not in again.printed
-
-
-@pytest.mark.estimator
-def test_without_its_history_a_directory_is_refused(
-    tmp_path: pathlib.Path, fixed: pathlib.Path, text: pathlib.Path
-) -> None:
-    model_dir = shutil.copytree(fixed, tmp_path / "copy")
-    path = model_dir / "history.csv"
-    path.unlink()
-    for steps in (6, 7):
-        done = _run(model_dir, f"--input {text} --loss_scale=128 --num_train_steps={steps}")
-        assert done.status == 1
-        assert "history.csv holds 0 of the 6 steps of the checkpoint" in done.errors
-    path.write_text((fixed / "history.csv").read_text() + "9999,77\n")
-    with pytest.raises(history.HistoryError, match=r"history\.csv is damaged"):
-        history.History(path, resumed_step=6)
 
 
 @pytest.mark.estimator

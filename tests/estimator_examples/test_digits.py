@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_examples import digits_session, digits_spikes
+from estimator_examples import digits_session
 
 tf1 = tf.compat.v1
 
@@ -121,22 +121,6 @@ def test_bursts_of_corrupt_batches_do_harm_unless_their_steps_are_skipped(tmp_pa
     skipped, overflowed = (int(cell.partition(" of 8")[0]) for cell in tables["noise"]["spikes skipped"][2:4])
     assert skipped + overflowed == 8
     assert picture.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", digits_spikes.CORRUPTIONS)
-def test_only_the_batches_of_the_corrupt_steps_change(name: str) -> None:
-    rng = np.random.default_rng(0)
-    images, labels = np.float32(rng.random([6, 4, 8, 8, 1])), rng.integers(10, size=[6, 4])
-    corrupt = digits_spikes.with_corruption(digits_session.Digits(images, labels), name, {2, 5}, seed=0)
-    changed = [
-        step + 1
-        for step in range(6)
-        if (corrupt.images[step] != images[step]).any() or (corrupt.labels[step] != labels[step]).any()
-    ]
-    assert changed == [2, 5]
-    assert (corrupt.images.dtype, corrupt.labels.dtype) == (images.dtype, labels.dtype)
-    if "labels" in name:
-        assert (corrupt.labels[[1, 4]] != labels[[1, 4]]).all()
 
 
 # On a CPU, TensorFlow 2.15 multiplies float16 matrices hundreds of times slower than float32 matrices.

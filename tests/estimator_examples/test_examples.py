@@ -4,8 +4,6 @@ import doctest
 import importlib
 import importlib.util
 import pathlib
-import shutil
-import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 
@@ -69,17 +67,3 @@ def test_docstrings_tell_the_truth(name: str, needed: tuple[str, ...]) -> None:
     results = doctest.testmod(importlib.import_module(f"estimator_examples.{name}"))
     assert results.attempted > 0
     assert results.failed == 0
-
-
-@pytest.mark.skipif(
-    shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="this is no clone, or git is missing"
-)
-def test_git_ignores_the_directories_of_the_examples_and_not_their_code() -> None:
-    # A newer tox writes a file named .venv if there is no directory of that name.
-    outputs = [
-        *("bert_model/history.csv", "bert_horovod/data", "bert_tf_config/data"),
-        *("digits_gan/float16.png", "digits_ranges/ranges_after.png", "gpu_report/report.md", ".venv"),
-    ]
-    command = ["git", "check-ignore", "--no-index", *outputs, "estimator_examples/digits_gan/new.py"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == outputs, done.stderr

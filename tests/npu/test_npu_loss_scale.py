@@ -63,19 +63,6 @@ def test_script_trains_as_tf_contrib_did(session: tf.compat.v1.Session) -> None:
     assert session.run([problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]) == [4, 4, 2]
 
 
-def test_two_wrapped_optimizers_have_a_scale_each(session: tf.compat.v1.Session) -> None:
-    problem = Problem(session)
-    other = tf.compat.v1.get_variable("other", initializer=1.0)
-    losses = {problem.w: problem.loss, other: other * 1.0}
-    ops = []
-    for variable, loss in losses.items():
-        manager = lsm_lib.ExponentialUpdateLossScaleManager(8, 1000, 1, 2, 0.5)
-        ops.append(lso.NPULossScaleOptimizer(_sgd(), manager).minimize(loss, var_list=[variable]))
-    session.run(tf.compat.v1.global_variables_initializer())
-    session.run(ops, {problem.factor: math.inf})
-    assert session.run(["loss_scale:0", "loss_scale_1:0"]) == [4.0, 8.0]
-
-
 @pytest.mark.parametrize(("checks", "bridges"), [(None, True), (True, True), (False, True), (False, False)])
 def test_without_overflow_check_an_infinite_gradient_is_applied_by_the_optimizer_of_the_bridge_alone(
     checks: bool | None, bridges: bool, session: tf.compat.v1.Session

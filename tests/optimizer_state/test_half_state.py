@@ -74,6 +74,28 @@ def test_training_is_that_with_float32_state_but_for_rounding(
     assert float(half.learning_rate) == 0.5
 
 
+@pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)], ids=["0.5", "decay"])
+def test_optimizer_that_is_passed_stays_as_it_is_and_its_settings_hold_for_the_other(rate: Any) -> None:
+    variables = kernel_and_bias(keras)
+
+    def plain() -> Any:
+        made = keras.optimizers.Adam(rate, weight_decay=0.5)
+        made.iterations.assign(3)
+        made.exclude_from_weight_decay([variables[1]])
+        return made
+
+    passed = plain()
+    before = dict(vars(passed))
+    half = tfmp.half_state(passed, momentum="float16")
+    half.apply([tf.zeros([2, 2]), tf.zeros([2])], variables)
+    expected = kernel_and_bias(keras)
+    decay = 0.5 * (0.5 if rate == 0.5 else 0.0625)
+    assert values(variables) == values([expected[0] * (1 - decay), expected[1]])
+    assert vars(passed).keys() == before.keys()
+    assert [name for name, value in vars(passed).items() if value is not before[name]] == []
+    assert (int(passed.iterations), int(half.iterations), passed.built) == (3, 4, False)
+
+
 class _WithSlotsOfItsOwn(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
     def build(self, variables: Any) -> None:
         super().build(variables)
@@ -135,20 +157,6 @@ def test_weights_in_half_precision_end_nearer_with_stochastic_rounding(dtype: st
     assert least_squares_error(keras, half, dtype) < nearest / 3
 
 
-def test_second_moment_follows_the_squares_of_gradients() -> None:
-    variable, opt = keras.Variable(np.zeros(4096, np.float32)), tfmp.half_state(keras.optimizers.Adam(0.0, beta_2=0.99))
-    opt.build([variable])
-
-    @tf.function(jit_compile=True)
-    def train() -> None:
-        for step in tf.range(1000):
-            opt.apply([1e-3 * tf.random.stateless_normal([4096], [step, 0])], [variable])
-
-    train()
-    velocity = next(slot for slot in opt.variables if slot.name.endswith("velocity"))
-    assert np.float32(velocity.numpy()).mean() == pytest.approx(1e-6, rel=0.02)
-
-
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
 def test_skipped_step_leaves_slots_and_random_numbers_as_they_were(way: str) -> None:
     run = None if way == "eager" else functools.partial(tf.function, jit_compile=way == "xla", autograph=False)
@@ -180,7 +188,10 @@ def test_step_that_grad_scaler_skips_leaves_all_state_as_it_was() -> None:
 
 def test_replicas_hold_equal_state(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
-        trained = dense_model(keras, wrap(adam(keras)))
+        plain = keras.optimizers.Adam(0.125)
+    half = tfmp.half_state(plain)
+    with two_replicas.scope():
+        trained = dense_model(keras, wrap(half))
     fitted(trained, epochs=3)
     opt = trained.optimizer.inner_optimizer
     for variable in (*trained.weights, *opt.variables):
@@ -331,33 +342,18 @@ def test_every_optimizer_trains_half_weights_in_float32(name: str, options: dict
     assert found == pytest.approx(expected, abs=0.05 * abs(expected - 1) + 1e-4)
 
 
-def _compiled_ops(step: Any) -> set[str]:
-    """Return the kinds of the operations in the programs that XLA compiles in a function of TensorFlow."""
+def test_large_update_is_one_program_of_xla() -> None:
+    weight = keras.Variable(np.ones([1024, 1024], np.float32))
+    opt = tfmp.LossScaleOptimizer(adam(keras), tfmp.FixedLossScaleManager(1.0))
+    opt.scale_loss(tf.constant(1.0))
+    opt.build([weight])
+    step = tf.function(lambda: opt.apply([tf.ones([1024, 1024])], [weight]), autograph=False)
     graph = step.get_concrete_function().graph.as_graph_def()
     functions = {function.signature.name: function.node_def for function in graph.library.function}
     nodes = itertools.chain(graph.node, *functions.values())
     programs = [functions[node.attr["f"].func.name] for node in nodes if "_XlaMustCompile" in node.attr]
-    return {node.op for program in programs for node in program} & {"RightShift", "Sqrt", "AssignVariableOp"}
-
-
-@pytest.mark.parametrize(
-    ("size", "settings", "expected"),
-    [
-        pytest.param(1024, {}, {"RightShift", "Sqrt", "AssignVariableOp"}, id="large-update"),
-        pytest.param(4, {"jit_compile": False}, {"RightShift"}, id="rounding-alone"),
-        pytest.param(4, None, {"RightShift"}, id="rounding-alone-of-bare-optimizer"),
-    ],
-)
-def test_update_is_compiled_like_that_with_float32_state_or_rounding_alone(
-    size: int, settings: Any, expected: set[str]
-) -> None:
-    weight, opt = keras.Variable(np.ones([size, size], np.float32)), adam(keras)
-    if settings is not None:
-        opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(1.0), **settings)
-        opt.scale_loss(tf.constant(1.0))
-    opt.build([weight])
-    step = tf.function(lambda: opt.apply([tf.ones([size, size])], [weight]), autograph=False)
-    assert _compiled_ops(step) == expected
+    # That of the rounding, of Adam and of what is stored.
+    assert any({"RightShift", "Sqrt", "AssignVariableOp"} <= {node.op for node in each} for each in programs)
 
 
 def test_step_after_an_error_in_a_trace_is_what_it_is_without_the_error() -> None:
@@ -456,11 +452,3 @@ def test_what_would_not_train_is_refused_each_time(
         with pytest.raises(ValueError, match=message):
             opt.apply([tf.ones([4, 4], dtype)], [weight])
         assert not opt.built
-
-
-def test_optimizer_that_was_built_by_the_other_object_is_refused() -> None:
-    plain, variables = _sgd(), kernel_and_bias(keras)
-    half = tfmp.half_state(plain, momentum="float16")
-    plain.build(variables)
-    with pytest.raises(ValueError, match=r"slots in float32: the one that was passed to tfmp\.half_state was built"):
-        half.apply([tf.ones([2, 2]), tf.ones([2])], variables)

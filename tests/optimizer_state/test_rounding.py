@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.optimizer_state import rounded_results
-from tfmp.optimizer_state.rounded_results import rounded_result
-from tfmp.optimizer_state.rounding import rounded
+from tfmp.optimizer_state import rounding
+from tfmp.optimizer_state.rounding import rounded, rounded_result
 
 _TYPES = pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=["float16", "bfloat16"])
 _SEEDS = pytest.mark.parametrize("seed", [None, [7, 3, 2**40]], ids=["nearest", "stochastic"])
@@ -155,8 +154,8 @@ def _break_xla(patch: pytest.MonkeyPatch) -> None:
     def program(*args: object) -> tf.Tensor:
         raise tf.errors.UnimplementedError(None, None, "XLA is not linked")
 
-    rounded_results._xla_compiled.cache_clear()
-    patch.setattr(rounded_results, "_program", lambda *_: program)
+    rounding._xla_works.cache_clear()
+    patch.setattr(rounding, "_program", lambda *_: program)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,8 @@ def _break_xla(patch: pytest.MonkeyPatch) -> None:
     [
         (lambda _: tf.debugging.enable_check_numerics(), tf.debugging.disable_check_numerics, 0),
         (lambda _: tf.config.run_functions_eagerly(True), lambda: tf.config.run_functions_eagerly(False), 0),
-        (lambda patch: patch.setattr(rounded_results, "has_apple_gpu", lambda: True), lambda: None, 0),
-        (_break_xla, rounded_results._xla_compiled.cache_clear, 1),
+        (lambda patch: patch.setattr(rounding, "has_apple_gpu", lambda: True), lambda: None, 0),
+        (_break_xla, rounding._xla_works.cache_clear, 1),
     ],
     ids=["numerics are checked", "functions run eagerly", "Apple's GPU", "XLA fails"],
 )

@@ -1,8 +1,9 @@
 """Reads checkpoints, SavedModels and files of Keras, and returns their content as plain data."""
 
+import contextlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -43,28 +44,26 @@ def read_saved_run(path: str) -> SavedRun:
     if PurePosixPath(path).suffix in {".keras", ".h5", ".hdf5"}:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no file {path}.")
-        try:
-            with tf.io.gfile.GFile(path, "rb") as file:
-                return _read_keras_file(path, file) if path.endswith(".keras") else _read_hdf5(path, file)
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile, tf.errors.OpError) as error:
-            raise ValueError(f"{path} cannot be read, it may be damaged or incomplete: {error}") from error
+        with _named_if_damaged(path), tf.io.gfile.GFile(path, "rb") as file:
+            return _read_keras_file(path, file) if path.endswith(".keras") else _read_hdf5(path, file)
     prefix = _checkpoint_prefix(path)
-    try:
+    with _named_if_damaged(f"the checkpoint {prefix}"):
         return _read_checkpoint(prefix)
-    except (ValueError, IndexError, tf.errors.OpError) as error:
-        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be damaged or incomplete: {error}") from error
 
 
 def open_checkpoint(path: str) -> Any:  # noqa: ANN401 - TensorFlow's reader
-    """Return TensorFlow's reader for a checkpoint.
-
-    The path is the prefix of a checkpoint, or a directory that holds checkpoints (the latest is read) or a SavedModel.
-    """
+    """Return TensorFlow's reader for the prefix of a checkpoint, or for a directory as `read_saved_run` takes it."""
     prefix = _checkpoint_prefix(path)
-    try:
+    with _named_if_damaged(f"the checkpoint {prefix}"):
         return tf.train.load_checkpoint(prefix)
-    except (ValueError, tf.errors.OpError) as error:
-        raise ValueError(f"the checkpoint {prefix} cannot be read, it may be damaged or incomplete: {error}") from error
+
+
+@contextlib.contextmanager
+def _named_if_damaged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, LookupError, ValueError, zipfile.BadZipFile, tf.errors.OpError) as error:
+        raise ValueError(f"{what} cannot be read, it may be damaged or incomplete: {error}") from error
 
 
 def _checkpoint_prefix(path: str) -> str:

@@ -31,10 +31,9 @@ from tfmp.core.storage.graph_variables import checkpoint_key, whole_shape
 def variable_map(path: str | os.PathLike[str], variables: Iterable[tf.Variable] | None = None) -> dict[str, Any]:
     """Return the variable that belongs to each key of an old checkpoint, for the `var_list` of a `Saver`.
 
-    `tf.compat.v1.train.Saver(var_list=...)` with the returned mapping restores a checkpoint whose names differ from
-    those of the graph. The names differ if the checkpoint was written by a script with another number of conditionals
-    (`tf.cond`), under the other version of control flow, by an optimizer without loss scaling, or by TensorFlow's own
-    wrapper for TF1. Variables whose names are unchanged are mapped too.
+    The names differ if the checkpoint was written by a script with another number of conditionals (`tf.cond`), under
+    the other version of control flow, by an optimizer without loss scaling, or by TensorFlow's own wrapper for TF1.
+    Variables whose names are unchanged are mapped too.
 
     Args:
         path: The prefix of the checkpoint, or the directory that holds it.
@@ -42,13 +41,13 @@ def variable_map(path: str | os.PathLike[str], variables: Iterable[tf.Variable] 
             the checkpoint does not hold, and initialize them.
 
     Returns:
-        The variables by their keys in the checkpoint. The value for a partitioned variable is the list of its parts.
+        The variables by their keys in the checkpoint; for a partitioned variable, the list of its parts.
 
     Raises:
         TypeError: `variables` is not a list of variables.
         FileNotFoundError: There is no such checkpoint.
-        ValueError: The checkpoint cannot be read, or it does not hold all of the variables, or the variables match its
-            keys in more than one way. The error lists these variables with the most similar keys of the checkpoint.
+        ValueError: The checkpoint cannot be read, or does not hold all of the variables, or they match its keys in more
+            than one way. The error lists these variables with the most similar keys of the checkpoint.
 
     Examples:
         >>> import tempfile, tfmp
@@ -111,15 +110,14 @@ def _by_key(variables: Iterable[tf.Variable]) -> dict[str, _InGraph]:
     parts = defaultdict(list)
     for variable in variables:
         parts[checkpoint_key(variable)].append(variable)
-    return {key: _in_graph(found) for key, found in parts.items()}
-
-
-def _in_graph(parts: Sequence[Any]) -> _InGraph:
-    first = parts[0]
-    shape = whole_shape(first)
-    if shape is None:
-        return _InGraph(first, tuple(first.shape.as_list()), first.dtype.base_dtype)
-    return _InGraph(list(parts), shape, first.dtype.base_dtype)
+    found = {}
+    for key, listed in parts.items():
+        first, shape = listed[0], whole_shape(listed[0])
+        if shape is None:
+            found[key] = _InGraph(first, tuple(first.shape.as_list()), first.dtype.base_dtype)
+        else:
+            found[key] = _InGraph(listed, shape, first.dtype.base_dtype)
+    return found
 
 
 _CONDITIONAL = re.compile(r"cond(?:_(\d+))?")

@@ -1,16 +1,17 @@
 """A variable in half precision, as the float32 variable that an optimizer computes with."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfmp.optimizer_state.rounded_results import Computation, rounded_result
+from tfmp.optimizer_state.rounding import Computation, Seed, rounded_result
 
-#: Returns the integers from which the random numbers of a rounding follow, given the number of the view; None rounds to
-#: the nearest value.
-Seed = Callable[[tf.Tensor | int], Sequence[tf.Tensor | int] | None]
+
+def _of_value(operation: str) -> Callable[..., tf.Tensor]:
+    """Return a method that does with its view's value what the method of this name of a tensor does."""
+    return lambda view, *others: getattr(view.value, operation)(*others)
 
 
 class Float32View:
@@ -18,6 +19,8 @@ class Float32View:
 
     It has what the update of an optimizer uses of its variables: arithmetic, the ops of TensorFlow and Keras, and the
     methods that assign. Each assignment stores a rounded value, which is what the next read returns.
+
+    `seed` returns the seed of a rounding, given the number of the view among those of its optimizer.
 
     Examples:
         >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), seed=lambda number: None)
@@ -28,11 +31,10 @@ class Float32View:
 
     dtype = tf.float32
 
-    def __init__(self, variable: Any, seed: Seed, number: int = 0) -> None:  # noqa: ANN401 - of TensorFlow or Keras
+    def __init__(self, variable: Any, seed: Callable[[tf.Tensor | int], Seed], number: int = 0) -> None:  # noqa: ANN401 - of TensorFlow or Keras
         self.variable = variable if isinstance(variable, tf.Variable) else variable.value
         self.shape = self.variable.shape
         self.name = self.variable.name
-        #: That of the view among those of an optimizer.
         self.number: tf.Tensor | int = number
         self._seed = seed
 
@@ -47,7 +49,7 @@ class Float32View:
 
     def assign(self, value: tf.Tensor) -> None:
         """Round a value, and store it."""
-        self._assign(_itself, value)
+        self._assign(tf.identity, value)
 
     def assign_add(self, delta: tf.Tensor) -> None:
         """Add to the value, and store the rounded sum."""
@@ -62,85 +64,45 @@ class Float32View:
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
         """Assign to some rows."""
-        self.assign(tf.tensor_scatter_nd_update(self.value, rows.indices[:, None], _float32_rows(rows)))
+        self._scatter(tf.tensor_scatter_nd_update, rows)
 
     def scatter_add(self, rows: tf.IndexedSlices) -> None:
         """Add to some rows; those with the same index are added together."""
-        self.assign(tf.tensor_scatter_nd_add(self.value, rows.indices[:, None], _float32_rows(rows)))
+        self._scatter(tf.tensor_scatter_nd_add, rows)
 
     def scatter_sub(self, rows: tf.IndexedSlices) -> None:
         """Subtract from some rows; those with the same index are added together."""
-        self.assign(tf.tensor_scatter_nd_sub(self.value, rows.indices[:, None], _float32_rows(rows)))
+        self._scatter(tf.tensor_scatter_nd_sub, rows)
+
+    def _scatter(self, changed: Callable[..., tf.Tensor], rows: tf.IndexedSlices) -> None:
+        self.assign(changed(self.value, rows.indices[:, None], tf.cast(rows.values, tf.float32)))
 
     def _assign(self, compute: Computation, *values: Any) -> None:  # noqa: ANN401 - what TensorFlow converts
-        self.variable.assign(
-            rounded_result(compute, list(map(_tensor, values)), self.variable.dtype, self._seed(self.number))
-        )
+        # A variable is read as it is, and becomes float32 in the program that rounds.
+        tensors = [
+            tf.convert_to_tensor(value) if isinstance(value, tf.Variable) else tf.cast(value, tf.float32)
+            for value in values
+        ]
+        self.variable.assign(rounded_result(compute, tensors, self.variable.dtype, self._seed(self.number)))
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         """Convert to a tensor, as TensorFlow's functions do with what they are given."""
         return tf.cast(self.value, dtype or tf.float32, name)
 
-    def __getitem__(self, index: Any) -> tf.Tensor:  # noqa: ANN401 - whatever a tensor takes
-        return self.value[index]
-
-    def __neg__(self) -> tf.Tensor:
-        return -self.value
-
-    def __add__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value + other
-
-    def __radd__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return other + self.value
-
-    def __sub__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value - other
-
-    def __rsub__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return other - self.value
-
-    def __mul__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value * other
-
-    def __rmul__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return other * self.value
-
-    def __truediv__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value / other
-
-    def __rtruediv__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return other / self.value
-
-    def __abs__(self) -> tf.Tensor:
-        return abs(self.value)
-
-    def __lt__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value < other
-
-    def __le__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value <= other
-
-    def __gt__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value > other
-
-    def __ge__(self, other: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value >= other
-
-    def __rpow__(self, base: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return base**self.value
-
-    def __pow__(self, exponent: Any) -> tf.Tensor:  # noqa: ANN401 - a number, tensor or variable
-        return self.value**exponent
-
-
-def _itself(value: tf.Tensor) -> tf.Tensor:
-    return value
-
-
-def _tensor(value: Any) -> tf.Tensor:  # noqa: ANN401 - what TensorFlow converts
-    # A variable is read as it is, and becomes float32 in the program that rounds.
-    return tf.convert_to_tensor(value if isinstance(value, tf.Variable) else tf.cast(value, tf.float32))
-
-
-def _float32_rows(rows: tf.IndexedSlices) -> tf.Tensor:
-    return tf.cast(rows.values, tf.float32)
+    __getitem__ = _of_value("__getitem__")
+    __neg__ = _of_value("__neg__")
+    __abs__ = _of_value("__abs__")
+    __add__ = _of_value("__add__")
+    __radd__ = _of_value("__radd__")
+    __sub__ = _of_value("__sub__")
+    __rsub__ = _of_value("__rsub__")
+    __mul__ = _of_value("__mul__")
+    __rmul__ = _of_value("__rmul__")
+    __truediv__ = _of_value("__truediv__")
+    __rtruediv__ = _of_value("__rtruediv__")
+    __pow__ = _of_value("__pow__")
+    __rpow__ = _of_value("__rpow__")
+    __lt__ = _of_value("__lt__")
+    __le__ = _of_value("__le__")
+    __gt__ = _of_value("__gt__")
+    __ge__ = _of_value("__ge__")

@@ -1,9 +1,10 @@
 """Optimizers of Keras 3 whose slots are in half precision."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -13,41 +14,40 @@ from tfmp.any_keras.internals import decays, index_of
 from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.gradients import arithmetic
 from tfmp.optimizer_state.float32_view import Float32View
-from tfmp.optimizer_state.settings import HalfSettings, half_settings
-from tfmp.optimizer_state.state_bytes import SlotBytes, StateBytes
+from tfmp.optimizer_state.half_state import HalfSettings, SlotBytes, StateBytes, half_settings
 from tfmp.types import Gradient
 
 _Optimizer = TypeVar("_Optimizer")
 
-# The class of optimizers that stands behind `HalfState`. Keras has no types, so that type checkers accept its methods.
-_NextClass: Any = keras.optimizers.Optimizer if TYPE_CHECKING else object
+#: A variable, optimizer, class or initializer of Keras, which has no types. Variables may be those of TensorFlow.
+_Keras: TypeAlias = Any
+
+# The class of optimizers that stands behind `HalfState`.
+_NextClass: _Keras = keras.optimizers.Optimizer if TYPE_CHECKING else object
 
 #: The first of the numbers from which the random numbers for a weight follow. Those of slots count from 0.
 _FIRST_OF_WEIGHTS = 2**24
 
 
 def with_half_state(optimizer: _Optimizer, settings: HalfSettings) -> _Optimizer:
-    """Return an optimizer of Keras 3 as one whose slots are in half precision."""
-    _validate(optimizer, settings)
-    for slot in _not_sound_in_half(optimizer):
-        settings = settings.without(slot)
-    plain: Any = type(optimizer)
-    half: Any = object.__new__(half_state_class(plain))
-    # Both objects have one dictionary of attributes, so that nothing is left behind in the first one.
-    object.__setattr__(half, "__dict__", vars(optimizer))
-    vars(half).update(_half_settings=settings, _half_slots=[], _slot_dtype=None, _is_built_here=False)
-    return half
+    """Return an optimizer of Keras 3 that is like another one, but keeps its slots in half precision."""
+    not_sound = _not_sound_in_half(optimizer)
+    _validate(optimizer, settings, not_sound)
+    dtypes = {slot: dtype for slot, dtype in settings.dtypes.items() if slot not in not_sound}
+    plain: _Keras = type(optimizer)
+    settings = settings._replace(dtypes=dtypes)
+    return _unbuilt_copy(optimizer, half_state_class(plain), _half_settings=settings, _half_slots=[], _slot_dtype=None)
 
 
-def _validate(optimizer: Any, settings: HalfSettings) -> None:  # noqa: ANN401 - an optimizer of Keras
+def _validate(optimizer: _Keras, settings: HalfSettings, not_sound: dict[str, str]) -> None:
     kind = type(optimizer).__name__
-    if "_half_settings" in vars(optimizer):
+    if isinstance(optimizer, HalfState):
         raise ValueError(f"the {kind} has half-precision state already: call tfmp.half_state once, with all slots.")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(f"the optimizer is a {kind}, which has no slots: call tfmp.half_state with the one inside it.")
     if hasattr(optimizer, "optimizers"):
         raise ValueError(f"the {kind} has no slots itself: call tfmp.half_state with each of the optimizers inside it.")
-    for slot, reason in _not_sound_in_half(optimizer).items():
+    for slot, reason in not_sound.items():
         if slot in settings.dtypes and not settings.by_default:
             raise ValueError(f"{slot} of {kind} {reason}: leave it in float32.")
     if optimizer.built:
@@ -65,6 +65,27 @@ def _not_sound_in_half(optimizer: object) -> dict[str, str]:
     return {}
 
 
+def _unbuilt_copy(optimizer: _Keras, to_class: _Keras, **attributes: object) -> _Keras:
+    """Return an object of a class with what an optimizer that is not built has and more, but variables of its own.
+
+    A configuration would not do: it leaves out what `exclude_from_weight_decay` sets, and not each schedule has one.
+    """
+    copied, rate = object.__new__(to_class), optimizer._learning_rate
+    in_scope = contextlib.nullcontext() if tf.distribute.has_strategy() else optimizer._distribution_strategy.scope()
+    with in_scope:
+        new = keras.optimizers.Optimizer(0.0 if hasattr(rate, "assign") else rate, name=optimizer.name)
+    # Beside its settings, a new optimizer has its variables and what keeps track of them.
+    state = {name: value for name, value in vars(new).items() if not isinstance(value, str | int | float | None)}
+    object.__setattr__(copied, "__dict__", {**vars(optimizer), **state, **attributes})
+    own, others = optimizer.variables[: len(new.variables)], optimizer.variables[len(new.variables) :]
+    for variable, value in zip(new.variables, own, strict=True):
+        variable.assign(value)
+    # What a class of the user's makes in its constructor, which attributes of that class refer to.
+    for variable in others:
+        copied._track_variable(variable)
+    return copied
+
+
 class HalfState(_NextClass):
     """What a class of optimizers does in another way if its slots are in half precision; see `tfmp.half_state`.
 
@@ -75,15 +96,14 @@ class HalfState(_NextClass):
     takes_float32_gradients = True
 
     #: The class of optimizers that a subclass is made for.
-    plain_class: Any
+    plain_class: _Keras
     _half_settings: HalfSettings
-    #: The variables of the slots, with the names of the slots.
-    _half_slots: list[tuple[str, Any]]
+    #: The names of the slots, with their variables.
+    _half_slots: list[tuple[str, _Keras]]
     #: The type of the slot that is being made, if it is in half precision.
     _slot_dtype: tf.DType | None
-    _is_built_here: bool
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[_Keras]) -> None:
         """Make the slots, and check that they, and the weights, can be trained in these types."""
         half = [variable for variable in variables if _is_half(variable)]
         if half:
@@ -94,9 +114,8 @@ class HalfState(_NextClass):
         except ValueError:
             self.built = False
             raise
-        self._is_built_here = True
 
-    def _validate_slots(self, variables: Sequence[Any], half: Sequence[Any]) -> None:
+    def _validate_slots(self, variables: Sequence[_Keras], half: Sequence[_Keras]) -> None:
         made = {str(name) for name, _ in self._half_slots}
         wanted = self._half_settings.dtypes
         missing = [name for name in wanted if name not in made]
@@ -117,7 +136,7 @@ class HalfState(_NextClass):
                 "train weights in float32."
             )
 
-    def _validate_half_weights(self, variable: Any) -> None:  # noqa: ANN401 - of TensorFlow or Keras
+    def _validate_half_weights(self, variable: _Keras) -> None:
         which = f"the weight {variable.name} is in {keras.backend.standardize_dtype(variable.dtype)}"
         if not self._half_settings.is_stochastic:
             raise ValueError(
@@ -133,14 +152,11 @@ class HalfState(_NextClass):
                 )
 
     def add_variable_from_reference(
-        self,
-        reference_variable: Any,  # noqa: ANN401 - of TensorFlow or Keras
-        name: str | None = None,
-        initializer: Any = "zeros",  # noqa: ANN401 - a name, or an initializer of Keras
-    ) -> Any:  # noqa: ANN401 - a variable of Keras, or a view of it
+        self, reference_variable: _Keras, name: str | None = None, initializer: _Keras = "zeros"
+    ) -> _Keras:
         """Make a slot for a variable. One in half precision is read and assigned as if it were in float32."""
         name = name or "var"
-        half_type = self._half_settings.dtype_of(name)
+        half_type = HALF_TYPES_BY_NAME.get(self._half_settings.dtypes.get(name, ""))
         # Keras gives no other way to the type: a slot has that of its weight.
         self._slot_dtype = half_type
         try:
@@ -152,13 +168,8 @@ class HalfState(_NextClass):
         return slot if half_type is None else self._view(slot, number=len(self._half_slots))
 
     def add_variable(
-        self,
-        shape: Sequence[int],
-        initializer: Any = "zeros",  # noqa: ANN401 - a name, or an initializer of Keras
-        dtype: Any = None,  # noqa: ANN401 - of TensorFlow, or a name
-        *args: Any,  # noqa: ANN401 - what Keras takes
-        **kwargs: Any,  # noqa: ANN401 - what Keras takes
-    ) -> Any:  # noqa: ANN401 - a variable of Keras
+        self, shape: Sequence[int], initializer: _Keras = "zeros", dtype: _Keras = None, *args: _Keras, **kwargs: _Keras
+    ) -> _Keras:
         """Make a variable, in half precision only where that was asked for; `add_variable_from_reference` calls this.
 
         Half precision that the optimizer asks for itself, because a weight has it, becomes float32.
@@ -167,22 +178,17 @@ class HalfState(_NextClass):
             dtype = "float32"
         return super().add_variable(shape, initializer, self._slot_dtype or dtype, *args, **kwargs)
 
-    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[_Keras] | None = None) -> None:
         """Update the variables; gradients in half precision are clipped and applied in float32."""
-        if self.built and not self._is_built_here:
-            raise ValueError(
-                "the optimizer has slots in float32: the one that was passed to tfmp.half_state was built itself. Use "
-                "only the one that tfmp.half_state returned."
-            )
         super().apply([arithmetic.map_values(arithmetic.widen, grad) for grad in grads], trainable_variables)
 
-    def update_step(self, gradient: Gradient, variable: tf.Variable, learning_rate: Any) -> None:  # noqa: ANN401 - a number
+    def update_step(self, gradient: Gradient, variable: tf.Variable, learning_rate: tf.Tensor | float) -> None:
         """Update a variable and its slots; a variable in half precision as if it were in float32."""
         # TensorFlow would read the slots ahead of the gradients, and keep them in float32 until then.
         with tf.control_dependencies(arithmetic.values_of([gradient])):
             super().update_step(gradient, self._decayed(variable, learning_rate), learning_rate)
 
-    def _decayed(self, variable: tf.Variable, learning_rate: Any) -> tf.Variable | Float32View:  # noqa: ANN401 - a number
+    def _decayed(self, variable: tf.Variable, learning_rate: tf.Tensor | float) -> tf.Variable | Float32View:
         """Return what to update: the variable; or a view of one in half precision, whose decay is applied before."""
         if not _is_half(variable):
             return variable
@@ -193,16 +199,16 @@ class HalfState(_NextClass):
             decayed.assign_sub(decayed * self.weight_decay * tf.cast(learning_rate, tf.float32))
         return self._view(variable, number + 1)
 
-    # The next two methods are private in Keras. Weights in half precision need both: Keras' own method would decay them
-    # in half precision, where the decay is lost by rounding, and it would not find the slots of a view.
+    # The next two methods are private in Keras. Its own would decay weights in half precision, where the decay is lost
+    # by rounding, and would not find the slots of a view.
 
-    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+    def _apply_weight_decay(self, variables: Sequence[_Keras]) -> None:
         super()._apply_weight_decay([variable for variable in variables if not _is_half(variable)])
 
-    def _var_key(self, variable: Any) -> Any:  # noqa: ANN401 - of TensorFlow or Keras; what Keras returns
+    def _var_key(self, variable: _Keras) -> _Keras:
         return super()._var_key(variable.variable if isinstance(variable, Float32View) else variable)
 
-    def _view(self, variable: Any, number: int) -> Float32View:  # noqa: ANN401 - as above
+    def _view(self, variable: _Keras, number: int) -> Float32View:
         """Return a view of a variable, whose random numbers follow from a number of its own."""
 
         def seed(number: tf.Tensor | int) -> list[Any] | None:
@@ -218,11 +224,14 @@ class HalfState(_NextClass):
         """
         if not self.built:
             raise ValueError("the optimizer is not built and has no slots yet: call build with the variables to train.")
-        return StateBytes(tuple(_bytes_of(slots) for slots in _by_name(self._half_slots).values()))
+        by_name: dict[str, list[_Keras]] = {}
+        for name, variable in self._half_slots:
+            by_name.setdefault(name, []).append(variable)
+        return StateBytes(tuple(_bytes_of(name, slots) for name, slots in by_name.items()))
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration, from which `from_config` makes an optimizer with the same settings."""
-        plain: Any = object.__new__(type(self).plain_class)
+        plain: _Keras = object.__new__(type(self).plain_class)
         object.__setattr__(plain, "__dict__", vars(self))
         settings = self._half_settings
         return {
@@ -233,7 +242,7 @@ class HalfState(_NextClass):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> _Keras:
         """Make an optimizer from a configuration that `get_config` returned."""
         optimizers = keras.optimizers
         optimizer = object_of_config(
@@ -244,7 +253,7 @@ class HalfState(_NextClass):
 
 
 @functools.cache
-def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, which has no types
+def half_state_class(plain: _Keras) -> _Keras:
     """Return the class for optimizers of a class whose slots are in half precision.
 
     A wrapper around the optimizer would have to pass on each setting and method of each class of optimizers, and would
@@ -257,16 +266,11 @@ def half_state_class(plain: Any) -> Any:  # noqa: ANN401 - classes of Keras, whi
     return made
 
 
-def _is_half(variable: Any) -> bool:  # noqa: ANN401 - of TensorFlow or Keras
+def _is_half(variable: _Keras) -> bool:
     return keras.backend.standardize_dtype(variable.dtype) in HALF_TYPES_BY_NAME
 
 
-def _by_name(slots: Sequence[tuple[str, Any]]) -> dict[str, list[tuple[str, Any]]]:
-    return {name: [slot for slot in slots if slot[0] == name] for name, _ in slots}
-
-
-def _bytes_of(slots: Sequence[tuple[str, Any]]) -> SlotBytes:
-    values = sum(math.prod(variable.shape) for _, variable in slots)
-    name, first = slots[0]
-    dtype = tf.as_dtype(keras.backend.standardize_dtype(first.dtype))
+def _bytes_of(name: str, slots: Sequence[_Keras]) -> SlotBytes:
+    values = sum(math.prod(variable.shape) for variable in slots)
+    dtype = tf.as_dtype(keras.backend.standardize_dtype(slots[0].dtype))
     return SlotBytes(name, dtype.name, values * dtype.size, values * tf.float32.size)

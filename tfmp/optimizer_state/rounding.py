@@ -1,24 +1,35 @@
 """Rounds float32 values to half precision: to the nearest value, or to one of the two next ones at random."""
 
-from collections.abc import Sequence
+import functools
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfmp.core.tensorflow_internals import within_xla
+from tfmp.core.tensorflow_internals import ops_are_watched, unrecorded, within_xla
+from tfmp.core.tracing import has_apple_gpu
+
+_logger = logging.getLogger("tfmp")
+
+#: Computes a float32 value from float32 values.
+Computation = Callable[..., tf.Tensor]
+
+#: Integers or integer scalars from which random numbers follow; None rounds to the nearest value.
+Seed = Sequence[tf.Tensor | int] | None
 
 
-def rounded(values: tf.Tensor, dtype: tf.DType, seed: Sequence[tf.Tensor | int] | None = None) -> tf.Tensor:
+def rounded(values: tf.Tensor, dtype: tf.DType, seed: Seed = None) -> tf.Tensor:
     """Round float32 values to a half-precision type.
 
         nearest       the nearest value of the type
         stochastic    low + spacing with probability (x - low) / spacing, otherwise low;
                       low is the largest value of the type that is not above x
 
-    The mean of a stochastically rounded value is x. So many small steps that are added one after another come out right
-    in the mean, where rounding to the nearest value would lose each of them. A value that the type has stays as it is
-    in both ways. Finite values beyond the range of the type become its largest value.
-
-    The random numbers follow from the integers or integer scalars of `seed`; None rounds to the nearest value.
+    The mean of a stochastically rounded value is x, so many small steps are right in the mean, where rounding to the
+    nearest value would lose each of them. A value that the type has stays as it is in both ways. Finite values beyond
+    the range of the type become its largest value.
 
     Examples:
         >>> x = tf.fill([10000], 1.0 + 0.25 * 2.0**-10)
@@ -98,3 +109,65 @@ def _hash(numbers: tf.Tensor) -> tf.Tensor:
 
 def _shifted(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.right_shift(numbers, tf.constant(bits, tf.uint32))
+
+
+def rounded_result(compute: Computation, values: Sequence[tf.Tensor], dtype: tf.DType, seed: Seed = None) -> tf.Tensor:
+    """Convert values to float32, compute a result from them, and round it as `rounded` does.
+
+    Run one by one, each operation of the rounding reads and writes a tensor. XLA needs one pass for all of them. So
+    where XLA does not compile the surrounding code anyway, they run as a program of their own, which is traced once for
+    tensors of all shapes. Where XLA cannot be used, they run one by one. The result is the same.
+
+    Programs are kept for `compute`, such as `operator.add`, so it must be no new function in each call.
+
+    Examples:
+        >>> slot, delta = tf.constant([1.0, 2.0], tf.bfloat16), tf.constant([0.5, 0.001])
+        >>> rounded_result(operator.add, [slot, delta], tf.bfloat16).numpy().tolist()
+        [1.5, 2.0]
+    """
+    is_random, numbers = seed is not None, [tf.cast(number, tf.int64) for number in seed or ()]
+    if not _can_be_program():
+        return _run(compute, dtype, is_random, values, numbers)
+    program = _program(compute, tuple(value.dtype for value in values), dtype, is_random, len(numbers))
+    # A tape would otherwise need a gradient of the program.
+    with unrecorded():
+        return program(list(values), numbers)
+
+
+@functools.cache
+def _program(compute: Computation, dtypes: Sequence[tf.DType], dtype: tf.DType, is_random: bool, numbers: int) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """Return the program for values of these types, and for a seed of so many numbers if it rounds at random."""
+    signature = [[tf.TensorSpec(None, each) for each in dtypes], [tf.TensorSpec([], tf.int64)] * numbers]
+    # Not an inner function: TensorFlow would take the programs for one that is traced too often.
+    run = functools.partial(_run, compute, dtype, is_random)
+    return tf.function(run, jit_compile=True, autograph=False, input_signature=signature)
+
+
+def _run(
+    compute: Computation,
+    dtype: tf.DType,
+    is_random: bool,
+    values: Sequence[tf.Tensor],
+    numbers: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    return rounded(compute(*(tf.cast(value, tf.float32) for value in values)), dtype, numbers if is_random else None)
+
+
+def _can_be_program() -> bool:
+    # XLA has no ops such as those that check numerics.
+    if within_xla() or ops_are_watched() or has_apple_gpu():
+        return False
+    # Without eager execution, as in scripts for TF1's sessions, XLA cannot be tried.
+    with tf.init_scope():
+        return tf.executing_eagerly() and _xla_works()
+
+
+@functools.cache
+def _xla_works() -> bool:
+    """Try XLA, which not every build of TensorFlow has."""
+    try:
+        _program(operator.add, (tf.bfloat16, tf.float32), tf.bfloat16, False, 0)([tf.zeros([], tf.bfloat16), 0.0], [])
+    except tf.errors.OpError as error:
+        _logger.warning("half-precision optimizer state is rounded without XLA, in more time, because of: %s", error)
+        return False
+    return True

@@ -6,13 +6,14 @@ The plugin autorefs resolves the links. A name that the reference does not have 
 import re
 from typing import Any
 
-from tfmp.moved_names import MOVED
-
 #: Packages without a section of their own: the pages of the reference show their names.
 _PACKAGES = ("bert.google", "checkpoints", "grad_scaler", "mixed_precision", "optimizers", "ranges")
 
-#: What texts name that has no place in the reference: a command, a placeholder, packages, and deprecated names.
-NOT_IN_REFERENCE = {"tfmp.migrate", "tfmp.X", *(f"tfmp.{name}" for name in (*_PACKAGES, *MOVED))}
+#: Names of earlier versions, of which the changelog speaks.
+_REMOVED = ("AutocastLists", "RangeHistogram", "autocast_lists", "exponent_counts", "probe")
+
+#: What texts name that has no place in the reference: a command, a placeholder, packages, and removed names.
+NOT_IN_REFERENCE = {"tfmp.migrate", "tfmp.X", *(f"tfmp.{name}" for name in (*_PACKAGES, *_REMOVED))}
 
 # Names in links, headings and code blocks stay as they are.
 _NAME = re.compile(

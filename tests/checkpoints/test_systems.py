@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfmp.checkpoints.files import SavedObject, SavedRun
-from tfmp.checkpoints.layouts import FoundScale, find_scales
+from tfmp.checkpoints.states import states_in
 
 pytestmark = pytest.mark.graph
 
@@ -19,8 +19,13 @@ _COUNTERS = ("good_steps", "bad_steps")
 _STATE = ("loss_scale", *_COUNTERS)
 
 
-def _found_in(keys: dict[str, Any]) -> list[FoundScale]:
-    return find_scales(SavedRun("model", sorted(keys), keys))
+def _found_in(values: dict[str, Any], objects: list[SavedObject] | None = None) -> list[tuple[Any, ...]]:
+    """Return the writers of what is found among values of these types, and the keys of the scales and counters."""
+    keys = dict(enumerate(values, 1))
+    scalars = {key: type(values[key])(number) for number, key in keys.items()}
+    found = states_in(SavedRun("model", sorted(scalars), scalars, objects))
+    assert [keys[int(each.loss_scale)] for each in found] == [each.key for each in found]
+    return [(each.writer, each.key, keys[each.good_steps], keys.get(each.bad_steps)) for each in found]
 
 
 def _named(writer: str, template: str = "{}", names: Sequence[str] = _STATE) -> tuple[Any, ...]:
@@ -110,7 +115,7 @@ def _at_positions(place: str, types: str) -> dict[str, Any]:
 )
 def test_scale_of_a_wrapper_is_found_by_types(types: str, writer: str, scale: int, good: int, bad: int | None) -> None:
     at = "optimizer/vars/"
-    expected = FoundScale(writer, f"{at}{scale}", f"{at}{good}", None if bad is None else f"{at}{bad}")
+    expected = (writer, f"{at}{scale}", f"{at}{good}", None if bad is None else f"{at}{bad}")
     assert _found_in(_at_positions("optimizer", types)) == [expected]
 
 
@@ -122,7 +127,7 @@ def test_types_are_looked_at_only_where_a_wrapper_saved_no_names() -> None:
     # Of the three wrappers the second has names.
     keys = _at_positions("c", "lfif") | _at_positions("b", "lfif") | _at_positions("a", "fiilllb")
     keys |= {f"b/_loss_scale_state/vars/{name}": np.float32(1) for name in ("loss_scale", *_COUNTERS)}
-    assert [(each.writer, each.scale) for each in _found_in(keys)] == [
+    assert [found[:2] for found in _found_in(keys)] == [
         ("tfmp", "b/_loss_scale_state/vars/loss_scale"),
         ("tfmp", "a/vars/0"),
         (_KERAS3, "c/vars/3"),
@@ -156,7 +161,7 @@ def test_scale_is_found_among_the_attributes_of_an_object(
     attributes = {name: index for index, name in enumerate([*names, "other"], 1)}
     values = [SavedObject({}, name) for name in (*names, None)]
     objects = [SavedObject(attributes, None), *values, SavedObject(holder, None)]
-    found = find_scales(SavedRun("model", list(names), dict.fromkeys(names, np.float32(1)), objects))
+    found = _found_in(dict.fromkeys(names, np.float32(1)), objects)
     assert found == ([] if expected is None else [expected])
 
 
