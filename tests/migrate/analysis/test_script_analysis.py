@@ -5,11 +5,14 @@ import pytest
 
 from tfmp.migrate.analysis.comparisons import can_all_hold, comparison
 from tfmp.migrate.analysis.data_flow import DataFlow
+from tfmp.migrate.analysis.expressions import dotted
 from tfmp.migrate.analysis.scopes import Scopes
 from tfmp.migrate.analysis.script import Script
 from tfmp.migrate.analysis.tf_version import is_run
 from tfmp.migrate.analysis.training.loss_scale_wrappers import WrappedOptimizers
 from tfmp.migrate.analysis.training.operands import operands
+from tfmp.migrate.analysis.training.optimizer_classes import counts
+from tfmp.migrate.analysis.training.optimizer_types import class_answer
 from tfmp.migrate.analysis.tree import Tree
 
 
@@ -113,3 +116,52 @@ def test_a_wrapper_is_found_through_assignments(text: str, certain: bool) -> Non
     wrapping = WrappedOptimizers(script).wrapping(owner)
     assert wrapping is not None
     assert wrapping.certain is certain
+
+
+_CLASSES = (
+    "import tensorflow as tf\nfrom elsewhere import Other\nclass Own(tf.train.Optimizer): pass\n"
+    "class Derived(Own): pass\nAlias = Own\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "test", "answer"),
+    [
+        ("Derived", "isinstance(made, Own)", True),
+        ("Derived", "type(made) is Own", False),
+        ("Derived", "type(made) is not Own", True),
+        ("Own", "type(made) in (Derived, Own)", True),
+        ("Own", "made.__class__.__name__ == 'Own'", True),
+        ("Own", "type(made).__name__ != 'Own'", False),
+        ("Own", "type(made) == Alias", True),
+        ("Own", "isinstance(made, tf.train.Optimizer)", True),
+        ("tf.train.AdamOptimizer", "isinstance(made, tf.train.MomentumOptimizer)", False),
+        ("tf.train.AdamOptimizer", "not isinstance(made, Own)", True),
+        ("Other", "isinstance(made, tf.train.AdamOptimizer)", None),
+        ("Own", "isinstance(made, Own) and a", None),
+        ("Own", "isinstance(made, Own) or a", True),
+        ("tf.train.AdamOptimizer", "isinstance(made, Own) and a", False),
+    ],
+)
+def test_a_condition_on_a_class_has_this_answer(made: str, test: str, answer: bool | None) -> None:
+    script = Script(f"{_CLASSES}made = {made}(0.1)\nread({test})\n")
+    calls = {script.code(call.func): call for call in script.nodes(cst.Call)}
+    found = class_answer(script, calls["read"].args[0].value, calls[made], lambda node: dotted(node) == "made")
+    assert found is answer
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("step.assign_add(1)", True),
+        ("tf.assign(step, step + 1)", True),
+        ("super().apply_gradients(pairs, step)", True),
+        ("super().apply_gradients(pairs)", False),
+        ("self.update(pairs, tf.cast(step, tf.float32))", False),
+        ("self.update(pairs, step)", None),
+    ],
+)
+def test_a_class_is_judged_by_its_apply_gradients(body: str, expected: bool | None) -> None:
+    own = f"class Own(tf.train.Optimizer):\n    def apply_gradients(self, pairs, step=None):\n        return {body}\n"
+    script = Script(f"import tensorflow as tf\n{own}Own(0.1)\n")
+    assert counts(script, script.nodes(cst.Call)[-1].func) is expected
