@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.migrate.cli.scripts import Run, write
-from tfmp.migrate.cli import files
-from tfmp.migrate.cli.processing import Job
-from tfmp.migrate.cli.project import process_run
 
 _TF = "import tensorflow as tf\n"
 _MODEL = f"{_TF}\n\ndef train():\n    return tf.Session().run(tf.placeholder(tf.float32))\n"
@@ -135,15 +132,6 @@ def test_many_processes_say_the_same(run: Run) -> None:
     found = run("--write", "--json", *folders).findings()
     assert [one[:3] for one in found] == [(f"{folder}/main.py", 1, "fails") for folder in folders]
     assert all(Path(f"{folder}/layers.py").read_text().startswith(_OLD) for folder in folders)
-
-
-def test_a_file_without_a_version_is_rewritten_in_the_second_pass() -> None:
-    write(model=f"{_IMPORTS}{_MODEL}", layers=_LAYERS)
-    passes: list[None] = []
-    found = [files.Found(f"{name}.py") for name in ("layers", "model")]
-    reports, _ = process_run(found, Job(write=True), lambda: passes.append(None))
-    assert [(report.path, bool(report.changes)) for report in reports] == [("layers.py", True), ("model.py", True)]
-    assert len(passes) == 2
 
 
 _BRIDGE = "from npu_bridge.npu_init import *\n"

@@ -34,16 +34,6 @@ def test_many_files_are_shared_among_processes_in_order(run: Run, monkeypatch: p
     assert progress == ""
 
 
-def test_an_interrupt_ends_it_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(script: Script) -> Iterator[Result]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rewriting, "RULES", (interrupted,))
-    write(a=SCRIPT)
-    status, _, error = run("--write", "a.py")
-    assert (status, error) == (130, _INTERRUPTED)
-
-
 def _interrupting(script: Script) -> Iterator[Result]:
     # Once: a file that was written is looked at again.
     if script.text == SCRIPT:
