@@ -53,14 +53,11 @@ class GradientAccumulator(tf.Module):
     replica of a `tf.distribute` strategy, and each process of Horovod, has sums of its own, until `GradScaler.unscale`
     ends the window: `kept` and `tried` in the rule are then the totals of all replicas.
 
-    Gradients that are None: the mean for a variable is None until a micro-batch has a gradient for it. After that, None
-    counts as zeros. In a `tf.function` this is decided when the function is traced: if a variable has had no gradient
-    by then, the function never returns a mean for it, and adding a gradient for it later is an error. After a
-    checkpoint was restored, eager code assumes that the variables whose sum is not 0 had a gradient; a graph only
-    counts gradients that are added in it.
-
-    Sparse gradients: if the last gradient for a variable was an `IndexedSlices`, the mean is one too. It contains the
-    rows whose sum is not 0; in code that XLA compiles it contains all rows.
+    The mean for a variable is None until a micro-batch has a gradient for it; after that, None counts as zeros. In a
+    `tf.function` this is decided when the function is traced: if a variable has had no gradient by then, adding one
+    later is an error. After a checkpoint was restored, eager code assumes that the variables whose sum is not 0 had a
+    gradient; a graph only counts gradients that are added in it. If the last gradient for a variable was an
+    `IndexedSlices`, the mean is one too, of the rows whose sum is not 0; in code that XLA compiles, of all rows.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Under a `tf.distribute` strategy, make the
@@ -189,8 +186,7 @@ class GradientAccumulator(tf.Module):
             as `mean`, under a control dependency on this op if they must read it after the addition.
 
         Raises:
-            ValueError: The number of gradients is not the number of variables; or every gradient is None; or there is a
-                gradient for a variable that had none when the function that ends the window was traced; or the scale is
+            ValueError: The number of gradients is not that of the variables; or every gradient is None; or the scale is
                 not finite or not greater than 0.
             TypeError: `grads` is not a list of gradients, a gradient is complex, or the scale is not a number.
 
@@ -217,9 +213,6 @@ class GradientAccumulator(tf.Module):
             grads: This replica's gradients, one for each variable; None adds nothing.
             loss_scale: The number by which the loss was multiplied. Only the overflow detector uses it.
             keeps_max_abs: True if the largest magnitude shall be stored in `largest`.
-
-        Returns:
-            The op that adds the gradients; None in eager mode.
         """
         grads = lists.of_tensors(lists.gradients(grads))
         self._refuse_outside_of_replicas()
@@ -267,12 +260,10 @@ class GradientAccumulator(tf.Module):
     def mean(self) -> list[Gradient]:
         """Return the mean of the micro-batches that this replica has kept: the sums divided by their number.
 
-        Replicas may have kept different numbers of micro-batches. `GradScaler.unscale(optimizer, accumulator)` divides
-        by the total number of all replicas; this method divides by the number of this replica.
-
         Returns:
             One gradient for each variable, in the variable's dtype. It is NaN if every micro-batch overflowed, and None
-            if no micro-batch had a gradient for the variable.
+            if no micro-batch had a gradient for the variable. `GradScaler.unscale(optimizer, accumulator)` divides by
+            the number of all replicas instead.
 
         Raises:
             RuntimeError: The window is empty; this is only checked in eager code.
@@ -291,18 +282,7 @@ class GradientAccumulator(tf.Module):
 
     @without_autograph
     def reset(self) -> tf.Operation:
-        """Empty the window, so that the next micro-batch starts a new one.
-
-        Returns:
-            The op that empties the window; None in eager mode.
-
-        Examples:
-            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 4)
-            >>> accumulator.add([tf.constant(1.0)])
-            >>> accumulator.reset()
-            >>> float(accumulator.tried), float(accumulator.sums[0])
-            (0.0, 0.0)
-        """
+        """Empty the window, so that the next micro-batch starts a new one; return the op, None in eager mode."""
         self._refuse_outside_of_replicas()
         per_epoch = self._settings.micro_batches_per_epoch
         in_epoch = self.tried_in_epoch.read_value()
@@ -320,9 +300,6 @@ class GradientAccumulator(tf.Module):
         The gradients are this replica's sums, divided by the average number of micro-batches that a replica has kept:
         their mean over the replicas is the mean of all micro-batches that were kept. `total` sums a tensor over the
         replicas.
-
-        Raises:
-            RuntimeError: The window is empty; this is only checked in eager code.
         """
         self._refuse_outside_of_replicas()
         self._refuse_if_empty()

@@ -42,14 +42,13 @@ _SETTINGS: dict[str, dict[str, tuple[Any, Any]]] = {
 }
 
 
-def _default(mode: str) -> dict[str, Any]:
-    return {name: default for name, (default, _) in _SETTINGS[mode].items()}
+_DEFAULTS = {mode: {name: default for name, (default, _) in table.items()} for mode, table in _SETTINGS.items()}
 
 
 @pytest.mark.graph
 @pytest.mark.parametrize("mode", _SETTINGS)
 def test_each_mode_has_the_documented_defaults_and_accepts_every_argument_of_its_manager(mode: str) -> None:
-    assert tfmp.get_loss_scale_manager(mode).get_config() == _default(mode)
+    assert tfmp.get_loss_scale_manager(mode).get_config() == _DEFAULTS[mode]
     given = {name: other for name, (_, other) in _SETTINGS[mode].items()}
     manager = tfmp.get_loss_scale_manager({"mode": mode, **given})
     assert manager.get_config() == given
@@ -60,28 +59,17 @@ def test_each_mode_has_the_documented_defaults_and_accepts_every_argument_of_its
 @pytest.mark.parametrize(
     ("spec", "mode", "given"),
     [
-        (512, "static", {"loss_scale": 512}),
         (np.float32(512), "static", {"loss_scale": 512}),
         ({"mode": "static", "init_scale": 512.0}, "static", {"loss_scale": 512}),
-        ({"mode": "static"}, "static", {}),
         ("fixed", "static", {}),
         ({"mode": "fixed", "loss_scale": 512}, "static", {"loss_scale": 512}),
-        ("dynamic", "dynamic", {}),
         ({}, "dynamic", {}),
         ({"init_scale": 512.0, "mode": "dynamic"}, "dynamic", {"init_loss_scale": 512}),
         ({"max_loss_scale": 1024}, "dynamic", {"init_loss_scale": 1024, "max_loss_scale": 1024}),
         ({"min_loss_scale": 2**20}, "dynamic", {"init_loss_scale": 2**20, "min_loss_scale": 2**20}),
-        (
-            {"scale_factor": 4.0, "scale_window": 100},
-            "dynamic",
-            {"incr_ratio": 4, "decr_ratio": 0.25, "incr_every_n_steps": 100},
-        ),
-        (
-            {"growth_factor": 3, "backoff_factor": 0.75, "growth_interval": 7, "hysteresis": 2, "min_loss_scale": 0.5},
-            "dynamic",
-            {"incr_ratio": 3, "decr_ratio": 0.75, "incr_every_n_steps": 7, "hysteresis": 2, "min_loss_scale": 0.5},
-        ),
-        ("log_max", "log_max", {}),
+        ({"scale_factor": 4.0}, "dynamic", {"incr_ratio": 4, "decr_ratio": 0.25}),
+        ({"scale_window": 100, "growth_factor": 3}, "dynamic", {"incr_ratio": 3, "incr_every_n_steps": 100}),
+        ({"backoff_factor": 0.75, "growth_interval": 7}, "dynamic", {"decr_ratio": 0.75, "incr_every_n_steps": 7}),
         ({"mode": "log_max", "max_loss_scale": 16}, "log_max", {"init_loss_scale": 16, "max_loss_scale": 16}),
         ({"mode": "log_max", "init_scale": 8, "deviations": 2}, "log_max", {"init_loss_scale": 8, "deviations": 2}),
     ],
@@ -90,22 +78,16 @@ def test_each_value_describes_its_manager(spec: Any, mode: str, given: dict[str,
     before = copy.copy(spec)
     for made in (tfmp.get_loss_scale_manager(spec), manager_of_wrapper(spec)):
         assert type(made) is type(tfmp.get_loss_scale_manager(mode))
-        assert made.get_config() == _default(mode) | given
+        assert made.get_config() == _DEFAULTS[mode] | given
     assert spec == before
 
 
 @pytest.mark.graph
-def test_manager_and_numbers_of_numpy_are_taken() -> None:
-    manager = tfmp.ExponentialUpdateLossScaleManager(np.float32(8), np.int64(10), incr_ratio=np.float64(4))
-    assert manager.get_config().items() >= {"init_loss_scale": 8, "incr_every_n_steps": 10, "incr_ratio": 4}.items()
-    assert tfmp.get_loss_scale_manager(manager) is manager
-
-
-@pytest.mark.graph
-def test_dynamic_manager_has_the_rule_of_keras() -> None:
-    assert dynamic_manager().get_config() == _default("dynamic")
-    own = dynamic_manager(initial_scale=8, dynamic_growth_steps=7)
-    assert own.get_config() == _default("dynamic") | {"init_loss_scale": 8, "incr_every_n_steps": 7}
+def test_manager_is_taken_and_that_of_keras_has_numbers_of_numpy_too() -> None:
+    assert dynamic_manager().get_config() == _DEFAULTS["dynamic"]
+    own = dynamic_manager(initial_scale=np.float32(8), dynamic_growth_steps=np.int64(7))
+    assert own.get_config() == _DEFAULTS["dynamic"] | {"init_loss_scale": 8, "incr_every_n_steps": 7}
+    assert tfmp.get_loss_scale_manager(own) is own
 
 
 def _exponential(init_loss_scale: Any = 1024, **settings: Any) -> tfmp.ExponentialUpdateLossScaleManager:
@@ -131,16 +113,12 @@ _OUT_OF_RANGE = {
         (0.5, "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale"),
         (1e39, "loss_scale must be a float32 number of at least 1, got 1e+39."),
         (math.inf, "loss_scale must be finite, got inf."),
-        *(
-            (number(10**400), "loss_scale must be within the range of a float, got about 2**1329.")
-            for number in (int, Fraction)
-        ),
+        (10**400, "loss_scale must be within the range of a float, got about 2**1329."),
+        (Fraction(10**400), "loss_scale must be within the range of a float, got about 2**1329."),
     ],
     "exponential": [
-        *(
-            ({"incr_every_n_steps": bad}, f"incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got {bad}.")
-            for bad in (1.5, 2**31)
-        ),
+        ({"incr_every_n_steps": 1.5}, "incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got 1.5."),
+        ({"incr_every_n_steps": 2**31}, "incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got 21474"),
         ({"init_loss_scale": 0.5}, "init_loss_scale must be a float32 number of at least 1, got 0.5: a manager with"),
         ({"incr_every_n_steps": 0}, "incr_every_n_steps must be a whole number from 1 to 2**31 - 1, got 0."),
         ({"decr_every_n_nan_or_inf": -1}, "decr_every_n_nan_or_inf must be a whole number from 1 to 2**31 - 1, got -1"),
@@ -182,10 +160,7 @@ _OUT_OF_RANGE = {
         ("Dynamic", "the mode of a loss scale is one of dynamic, static, fixed, log_max; got 'Dynamic'."),
         ({"mode": ["dynamic"]}, "the mode of a loss scale is one of dynamic, static, fixed, log_max; got ['dynamic']."),
         ({"mode": "static", "scale_window": 8}, "a loss scale of mode 'static' has no setting 'scale_window'; it take"),
-        (
-            {"growth": 8},
-            "a loss scale of mode 'dynamic' has no setting 'growth'; it takes init_loss_scale, incr_every_n",
-        ),
+        ({"growth": 8}, "a loss scale of mode 'dynamic' has no setting 'growth'; it takes init_loss_scale, incr_every"),
         ({"mode": "log_max", "scale_factor": 2}, "a loss scale of mode 'log_max' has no setting 'scale_factor'; it "),
         ({"init_scale": 8, "init_loss_scale": 8}, "init_scale and init_loss_scale are the same setting: give one"),
         ({"scale_factor": 2, "growth_factor": 2}, "scale_factor and growth_factor are the same setting: give one"),
@@ -195,21 +170,14 @@ _OUT_OF_RANGE = {
         ({"scale_factor": 0.5}, "scale_factor (incr_ratio) must be greater than 1, got 0.5."),
         ({"incr_ratio": 0.5}, "incr_ratio must be greater than 1, got 0.5."),
         ({"init_scale": 0, "mode": "fixed"}, "init_scale (loss_scale) must be a float32 number of at least 1, got 0."),
-        (
-            {"max_loss_scale": 0.5},
-            "min_loss_scale (by default) must not be greater than max_loss_scale, got 1 and 0.5.",
-        ),
+        ({"max_loss_scale": 0.5}, "min_loss_scale (by default) must not be greater than max_loss_scale, got 1 and 0.5"),
         (
             {"init_scale": 4, "max_loss_scale": 2},
             "init_scale (init_loss_scale) must not be greater than max_loss_scale",
         ),
         ({"max_loss_scale": math.nan}, "max_loss_scale must be finite, got nan."),
         ({"mode": "log_max", "max_loss_scale": 1000}, "max_loss_scale must be a power of two, got 1000.0."),
-        (
-            0.5,
-            "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale allow",
-        ),
-        (math.nan, "loss_scale must be finite, got nan."),
+        (0.5, "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale al"),
     ],
 }
 
@@ -231,10 +199,7 @@ _OF_ANOTHER_TYPE = {
     "as Keras": [({"initial_scale": "8"}, "initial_scale must be a number, got '8' of type str.")],
     "described": [
         ({"scale_factor": "2"}, "scale_factor must be a number, got '2' of type str."),
-        (
-            {"init_scale": "incr_ratio, got 8"},
-            "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8' ",
-        ),
+        ({"init_scale": "incr_ratio, got 8"}, "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8'"),
         ({"max_loss_scale": "8"}, "max_loss_scale must be a number, got '8' of type str."),
         ({"min_loss_scale": "8"}, "min_loss_scale must be a number, got '8' of type str."),
         *((bad, "a loss scale is described by a tfmp.LossScaleManager, a number, a name or ") for bad in (True, [512])),
@@ -244,9 +209,9 @@ _OF_ANOTHER_TYPE = {
     "of a wrapper": [
         (
             bad,
-            f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got {bad}.',
+            f'loss_scale_manager must be a tfmp.LossScaleManager, "dynamic", or a number for a fixed scale, got {bad}',
         )
-        for bad in (None, True, False)
+        for bad in (None, True)
     ],
 }
 
@@ -316,8 +281,6 @@ def test_state_that_the_rule_cannot_take_is_refused_whole(kind: str, name: str, 
 def test_state_at_its_highest_is_taken_and_one_without_a_name_is_not() -> None:
     manager, highest = _STATEFUL["exponential"](), {"loss_scale": 16.0, "good_steps": 1, "bad_steps": 1}
     manager.load_state_dict(highest | {"steps_since_change": 3})
-    with pytest.raises(
-        ValueError, match="keeps loss_scale, good_steps, bad_steps, steps_since_change, got loss_scale: p"
-    ):
+    with pytest.raises(ValueError, match="keeps loss_scale, good_steps, bad_steps, steps_since_change, got loss_scale"):
         manager.load_state_dict({"loss_scale": 4.0})
     assert manager.state_dict() == highest | {"steps_since_change": 3}

@@ -88,19 +88,14 @@ class LossScaleManager(tf.Module, abc.ABC):
             finite_grads: A boolean scalar: were the gradients finite on every replica?
 
         Returns:
-            The op that updates the manager's state; None in eager mode, where the update has happened on return.
+            The op that updates the manager's state; None in eager mode, as of each method that changes the state.
         """
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
         """Set the loss scale, a number or a scalar tensor; the next steps adjust the scale from there.
 
-        Of the managers in this package, only `tfmp.ExponentialUpdateLossScaleManager` supports this.
-
-        Returns:
-            The op that sets the scale; None in eager mode.
-
         Raises:
-            NotImplementedError: The scale of this kind of manager cannot be set.
+            NotImplementedError: The manager is no `tfmp.ExponentialUpdateLossScaleManager`, which alone supports this.
         """
         raise NotImplementedError(
             f"the scale of a {type(self).__name__} cannot be set: use a tfmp.ExponentialUpdateLossScaleManager."
@@ -108,8 +103,6 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     def state_dict(self) -> dict[str, float]:
         """Return the state of eager mode as Python numbers by name, for example to save it as JSON.
-
-        It is empty if the manager keeps no state.
 
         Examples:
             >>> import tfmp
@@ -168,11 +161,8 @@ class LossScaleManager(tf.Module, abc.ABC):
 
         Counting begins with the session, or with the eager program. The counters need no initializer. No checkpoint
         contains them, because a checkpoint holds the same variables as with tf.contrib; Keras saves them with the
-        optimizer.
-
-        At the top level of a TF1 graph, every call returns the same tensors. They can therefore be fetched after the
-        graph is finalized, and repeated calls do not grow the graph. Under control dependencies, in conditionals, in
-        a `tf.function` and in eager mode, each call reads the variables again.
+        optimizer. At the top level of a TF1 graph, every call returns the same tensors, which can be fetched after the
+        graph is finalized.
 
         Examples:
             >>> import tfmp
@@ -189,9 +179,6 @@ class LossScaleManager(tf.Module, abc.ABC):
         Args:
             applied: A boolean scalar: was the step applied?
             finite: A boolean scalar: did no gradient overflow? None if that is the same.
-
-        Returns:
-            The op that updates the counters; None in eager mode.
         """
         counters = next_counters(self._counters.read(), applied)
         counted = self._counters.assign(counters)
@@ -214,8 +201,7 @@ class LossScaleManager(tf.Module, abc.ABC):
         """Return the constructor's arguments; Keras saves them with a model.
 
         Raises:
-            NotImplementedError: The class does not override this method. A manager of your own must override it if
-                Keras is to save it.
+            NotImplementedError: The manager is your own, and does not override this method.
         """
         classes = reversed(type(self).__mro__)
         names = [name for each in classes for name, value in vars(each).items() if isinstance(value, Setting)]
@@ -243,11 +229,8 @@ class LossScaleManager(tf.Module, abc.ABC):
     def store_in(self, add_variable: AddVariable) -> None:
         """Move the state of eager mode into variables of a Keras optimizer, so that Keras saves them with the model.
 
-        `tfmp.LossScaleOptimizer` calls this method; scripts need not.
-
-        Args:
-            add_variable: The optimizer's method that makes a variable, given its name and its initial value, a NumPy
-                scalar.
+        `tfmp.LossScaleOptimizer` calls this method with a function that makes a variable, given its name and its
+        initial value.
 
         Raises:
             ValueError: Another optimizer already holds the state: each optimizer needs a manager of its own.
@@ -316,10 +299,10 @@ class StatefulManager(LossScaleManager, Generic[State]):
         """Store the state that the rule computes from the present one."""
         # tf.contrib had a conditional here, whose name scope `cond` counts in the names of later ones: in a GAN, the
         # second Adam's variable is `cond_2/beta1_power` in every old checkpoint. A scope of this name keeps these keys.
-        # The manager's own variables are created before, outside of it.
-        self.state.create()
+        # The manager's own variables are made outside of it.
+        state = self.state.read()
         with tf.name_scope("cond"):
-            return self.state.assign(rule(self.state.read()))
+            return self.state.assign(rule(state))
 
     def _restart_with(self, **fields: Any) -> Done:  # noqa: ANN401 - numbers or tensors
         """Store the initial state with some of its fields replaced."""

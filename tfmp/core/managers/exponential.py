@@ -58,10 +58,8 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
 
     The state is in the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
     `steps_since_change`), which a `tf.compat.v1.train.Saver` saves in a graph, and
-    `tf.train.Checkpoint(manager=manager)` in eager mode.
-
-    The settings can be read as attributes with the names of the arguments. They cannot be changed, because functions
-    that are traced already hold their values; `set_loss_scale` changes the scale.
+    `tf.train.Checkpoint(manager=manager)` in eager mode. The settings can be read as attributes with the names of the
+    arguments. They cannot be changed, because functions that are traced already hold their values.
 
     Args:
         init_loss_scale: The scale to start from, within the bounds. It may be far too high: BERT scripts use 2**32.
@@ -175,13 +173,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         )
 
     def set_loss_scale(self, loss_scale: float | tf.Tensor) -> tf.Operation:
-        """Set the loss scale without changing the counts of good and bad steps.
-
-        Args:
-            loss_scale: The new scale, within the bounds; a number or a scalar tensor.
-
-        Returns:
-            The op that sets the scale; None in eager mode.
+        """Set the loss scale, a number or a scalar tensor, without changing the counts of good and bad steps.
 
         Raises:
             TypeError: The scale is not a number.
@@ -220,9 +212,6 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             good_steps: The number of consecutive finite steps so far.
             bad_steps: The number of overflowed steps since the scale last changed. The lowest value,
                 `1 - hysteresis`, restores the full hysteresis; with 0 the next overflow already counts.
-
-        Returns:
-            The op that sets the state; None in eager mode.
 
         Raises:
             TypeError: An argument is not a number.

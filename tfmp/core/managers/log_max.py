@@ -69,11 +69,9 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
       such numbers by 0.
 
     The scale is always a power of two, and never 0, infinite or NaN. If a checkpoint of another program restores other
-    values, the next step corrects them: it brings the scale within the bounds, rounds it down to a power of two,
-    replaces a NaN scale by `init_loss_scale`, and forgets a mean or variance that is not finite.
-
-    The settings can be read as attributes with the names of the arguments. They cannot be changed, because functions
-    that are traced already hold their values.
+    values, the next step brings the scale within the bounds, rounds it down to a power of two, replaces a NaN scale by
+    `init_loss_scale`, and forgets a mean or variance that is not finite. The settings can be read as attributes with
+    the names of the arguments, and not be changed.
 
     Args:
         init_loss_scale: The scale before the first finite step, a power of two within the bounds. If it is so low that
@@ -100,9 +98,8 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
         ...     print(float(manager.get_loss_scale()), end=" ")
         524288.0 8192.0 8192.0 8192.0
 
-    Source: the "LogMax" scaler of OpenSeq2Seq, with two faults corrected. There an overflow counts as a magnitude of
-    2**65536, which holds the scale at its minimum for thousands of steps; and one step whose gradients are all 0 makes
-    the scale NaN permanently.
+    Source: the "LogMax" scaler of OpenSeq2Seq, with two faults corrected: there an overflow counts as a magnitude of
+    2**65536, and one step whose gradients are all 0 makes the scale NaN permanently.
     """
 
     needs_max_abs = True
@@ -178,9 +175,6 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             good_steps: Ignored, because good steps only reduce the margin, which starts at 0. It is accepted for the
                 same signature as `ExponentialUpdateLossScaleManager.continue_from`, like `bad_steps`.
             bad_steps: Ignored.
-
-        Returns:
-            The op that sets the state; None in eager mode.
 
         Raises:
             TypeError: An argument is not a number.

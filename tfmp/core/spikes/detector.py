@@ -39,10 +39,10 @@ class SpikeCount(NamedTuple):
 class SpikeDetector(tf.Module):
     """Decides which steps are skipped because their gradient norm is an outlier: a spike.
 
-    Pass a detector as `skip_spikes` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. A single bad batch, with wrong
-    labels or corrupt inputs, can give gradients that are finite but far larger than usual, and one such step can undo
-    days of training. A step that is skipped as a spike changes no weight, no slot and no count of steps. For the
-    manager it is a finite step: it does not lower the loss scale, and a `tfmp.LogMaxLossScaleManager` observes it.
+    Pass a detector as `skip_spikes` to `tfmp.LossScaleOptimizer` or `tfmp.GradScaler`. A single bad batch can give
+    gradients that are finite but far larger than usual, and one such step can undo days of training. A step that is
+    skipped as a spike changes no weight, no slot and no count of steps. For the manager it is a finite step: it does
+    not lower the loss scale, and a `tfmp.LogMaxLossScaleManager` observes it.
 
     The rule, where `norm` is the L2 norm of the unscaled gradients of all replicas together, before they are clipped:
 
@@ -50,14 +50,12 @@ class SpikeDetector(tf.Module):
         spike             = norm > exp(median + max(deviations * deviation, log(min_factor)))
 
     The deviation is 1.4826 times the median of the distances from the median, which is the standard deviation if the
-    distribution is normal.
+    distribution is normal. Spikes that were applied hardly change medians.
 
-    * Logarithms, because the norms of a training have a long tail towards large values; medians, because spikes that
-      were applied, such as those while the window was not full, hardly change them.
     * Before the window is full there is no bound, so no step is a spike.
     * After `max_consecutive_skips` spikes in a row, the gradients have changed for good: the next steps are applied,
       and enter the window, until a norm is within the bound again.
-    * With `max_norm`, a larger norm is a spike too, from the first step on. If only `max_norm` is given, there is no
+    * With `max_norm`, a larger norm is a spike too, from the first step on. Without other settings, there is then no
       window.
 
     All replicas take the same decision. If a `tfmp.GradScaler` has several optimizers, the norms of each are compared
@@ -145,9 +143,8 @@ class SpikeDetector(tf.Module):
     def state_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Return the state of eager mode as Python numbers, for example to save it as JSON.
 
-        Returns:
-            A dictionary with one entry, `states`: for each optimizer, in the order of their first steps, the norms of
-            the window and three counts.
+        Its one entry, `states`, has the norms of the window and three counts for each optimizer, in the order of their
+        first steps.
 
         Examples:
             >>> SpikeDetector().state_dict()
@@ -194,10 +191,8 @@ class SpikeDetector(tf.Module):
     def store_in(self, add_variable: AddVariable) -> None:
         """Keep the state in variables of a Keras optimizer, so that Keras saves them with the model.
 
-        `tfmp.LossScaleOptimizer` calls this method; scripts need not.
-
-        Args:
-            add_variable: The optimizer's method that makes a variable, given its name and its initial value.
+        `tfmp.LossScaleOptimizer` calls this method with a function that makes a variable, given its name and its
+        initial value.
 
         Raises:
             ValueError: Another optimizer already holds the state: each optimizer needs a detector of its own.

@@ -81,21 +81,34 @@ class StateVariables(tf.Module, Generic[State]):
         add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
         call adds new ops that read the variables.
         """
-        variables, at_top_level = self._here()
-        if at_top_level is not None and at_top_level_of_graph():
-            return at_top_level
-        return self._read(variables)
+        return self._like(self._values(self._initial._fields))
 
     def get(self, field: str) -> tf.Tensor:
         """Return one field of the state, as `read` returns it, without reading the others."""
+        return self._values([field])[0]
+
+    def _values(self, fields: Sequence[str]) -> list[tf.Tensor]:
         variables, at_top_level = self._here()
-        if self._is_initialized() and not (at_top_level is not None and at_top_level_of_graph()):
-            return value_of(getattr(variables, field))
-        return getattr(self.read(), field)
+        if at_top_level is not None and at_top_level_of_graph():
+            return [getattr(at_top_level, field) for field in fields]
+        return self._read(variables, fields)
+
+    def _read(self, variables: State, fields: Sequence[str]) -> list[tf.Tensor]:
+        wanted = [getattr(variables, field) for field in fields]
+        if self._saved or tf.compat.v1.executing_eagerly_outside_functions():
+            return list(map(value_of, wanted))
+        # In a graph, nobody initializes these variables.
+        initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
+        initial = [getattr(self._initial, field) for field in fields]
+        # The conditional has a name of its own. Without one it would take a name such as `cond_2`, and then other
+        # conditionals, whose names are part of the keys in old checkpoints, would get other numbers.
+        return tf.cond(
+            initialized, lambda: list(map(value_of, wanted)), lambda: list(map(tf.constant, initial)), name="read"
+        )
 
     def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed."""
-        variables = self.create()
+        variables, _ = self._here()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
@@ -126,7 +139,7 @@ class StateVariables(tf.Module, Generic[State]):
     def _make_in_graph(self) -> tuple[State, State]:
         variables = self._make(add_saved_variable if self._saved else add_transient_variable, self._initial)
         # Read here, so that the values can be fetched in every iteration, also after the graph was finalized.
-        return variables, self._read(variables)
+        return variables, self._like(self._read(variables, variables._fields))
 
     def _make_in_checkpoint(self) -> tf.Module:
         module = tf.Module()
@@ -135,21 +148,6 @@ class StateVariables(tf.Module, Generic[State]):
 
     def _make(self, add_variable: AddVariable, initial: State) -> State:
         return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
-
-    def _is_initialized(self) -> bool:
-        """Return whether the variables certainly have values when they are read."""
-        return self._saved or tf.compat.v1.executing_eagerly_outside_functions()
-
-    def _read(self, variables: State) -> State:
-        def read_variables() -> State:
-            return self._like(map(value_of, variables))
-
-        if self._is_initialized():
-            return read_variables()
-        initialized = tf.reduce_all([variable.is_initialized() for variable in variables])
-        # The conditional has a name of its own. Without one it would take a name such as `cond_2`, and then other
-        # conditionals, whose names are part of the keys in old checkpoints, would get other numbers.
-        return tf.cond(initialized, read_variables, lambda: self._like(map(tf.constant, self._initial)), name="read")
 
     def _like(self, values: Iterable[Any]) -> State:
         return type(self._initial)._make(values)
