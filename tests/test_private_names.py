@@ -107,7 +107,6 @@ _ELSEWHERE = {
     "optimizers/keras/files.py": _place(
         "_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it", "tests/optimizers/test_keras_interface.py"
     ),
-    "optimizers/keras/takeover.py": _place("_trackable_children", _CHILDREN, "tests/optimizers/test_keras_moves.py"),
     "optimizers/keras_legacy.py": _place(
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
