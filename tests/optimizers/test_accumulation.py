@@ -42,16 +42,6 @@ def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Sessio
 
 
 @pytest.mark.graph
-def test_window_of_one_micro_batch_adds_nothing(session: tf1.Session) -> None:
-    weight = tf1.get_variable("w", initializer=1.0)
-    opt = _sgd(1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
-    opt.minimize(weight * 1.0, tf1.train.get_or_create_global_step())
-    names = {variable.op.name.removesuffix("/value") for variable in tf1.global_variables()}
-    assert names == {"loss_scale", "good_steps", "bad_steps", "global_step", "w"}
-    assert not opt.accumulation.variables
-
-
-@pytest.mark.graph
 def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf1.Session) -> None:
     w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
     fed, opt = tf1.placeholder(tf.float32, []), _sgd()
@@ -204,13 +194,3 @@ def test_skipped_window_moves_iterations_by_one_if_skipped_steps_count(keras: Mo
         take_step(opt, weights, [tf.constant(grad, tf.float32)])
     assert [int(each) for each in (opt.iterations, opt.applied_steps, opt.skipped_steps)] == [3, 1, 2]
     assert float(opt.loss_scale) == SCALE / 4
-
-
-@for_every_keras()
-def test_optimizer_that_does_not_accumulate_has_no_buffers(keras: ModuleType) -> None:
-    names = []
-    for options in ({"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}, {}):
-        opt = wrap(optimizer(keras, "Adam"), **options)
-        opt.build(kernel_and_bias(keras))
-        names.append([each.name for each in opt.variables])
-    assert names[0] == names[1]

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, num_programs, optimizer, skip_before, variable
-from kit import checks
-from kit.keras_hosts import KerasLoop
 from replica_training import FitOnReplicas, inputs, ours, values
-from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 
@@ -58,17 +55,6 @@ def test_fit_keeps_replicas_one_through_random_overflows_and_gradients_sparse(
     if not counts:
         assert [before[0][:2] == after[0][:2] for before, after in pairwise(states)] == skipped[1:]
         assert tf.IndexedSlices in kinds
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
-@for_every_keras()
-def test_replicas_in_eager_code_do_what_the_oracle_says(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    scenario = REPLICATED["norms of sums"]
-    host = KerasLoop(keras, STRUCTURE, scenario.rule, scenario.settings, strategy=two_replicas, averages=False)
-    states = checks.train(host, scenario.steps())
-    assert checks.violations(scenario.course(), states, KerasLoop(keras, STRUCTURE, None, averages=False)) == []
 
 
 @for_every_keras2

@@ -1,7 +1,7 @@
 """The base classes of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Sequence
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -18,7 +18,6 @@ from tfmp.hosts.keras.own_code import is_foreign
 from tfmp.optimizers.base import of_inner, validated_aggregation_dtype
 from tfmp.optimizers.keras.arguments import warn_of_methods_never_called
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
-from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
 from tfmp.types import Gradient, Loss
 
 
@@ -244,12 +243,3 @@ class _ScalingTape:
             scaled = self._scaler.scale(target)
         grads = self._tape.gradient(scaled, sources, *args, **kwargs)
         return tf.nest.pack_sequence_as(grads, self._scaler.unscale(tf.nest.flatten(grads)))
-
-
-def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:
-    """Make the front-end for a package that Keras 2 comes in, and register it there, so that saved models load."""
-    register_own_classes(keras)
-    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer)
-    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
-    front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})
-    return keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(front_end)

@@ -1,5 +1,6 @@
-"""The base class of the front-ends for legacy optimizers: those of `keras.optimizers.legacy` and of tf_keras."""
+"""The base class of the front-ends for legacy optimizers, and what makes the front-ends for each Keras 2."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
@@ -17,8 +18,8 @@ from tfmp.optimizers.base import LossScaleOptimizer, of_inner
 from tfmp.optimizers.keras.arguments import parts_of_config
 from tfmp.optimizers.keras.base import split
 from tfmp.optimizers.keras.checkpoints import ScaleOfKeras
-from tfmp.optimizers.keras.files import register_own_classes
-from tfmp.optimizers.keras2 import OfKeras2
+from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
+from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2, OfKeras2
 from tfmp.types import Gradient, GradsAndVars, Loss
 
 #: The variables to train, or a function that returns them.
@@ -195,15 +196,23 @@ for _name in _OF_INNER:
     setattr(LossScaleOptimizerLegacy, _name, of_inner(_name))
 
 
-def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerLegacy]:
-    """Make the front-end for the legacy optimizers of a package that Keras 2 comes in, and register it there."""
+def front_ends_of(keras: ModuleType, module: str, suffix: str) -> tuple[type[LossScaleOptimizer], ...]:
+    """Make the two front-ends for a package that Keras 2 comes in, and register them there, so that saved models load.
+
+    The second is for legacy optimizers. Saved models hold the names of the classes, and of the `module` of both.
+    """
     register_own_classes(keras)
+    public = keras.mixed_precision.LossScaleOptimizer
+    own = {"__module__": module, "_keras": keras}
+    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
+    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, public)
+    front_end = type(f"LossScaleOptimizer{suffix}", bases, {**own, "_state_in_files": state_in_files})
     # Where Keras trains in a graph, it wraps every optimizer that is not of its own wrapper's class. That class has
     # attributes for the optimizer that its own constructor wraps, so those of any legacy optimizer take their place.
-    of_any = {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
-    front_end = type(keras.mixed_precision.LossScaleOptimizer)(
-        name,
-        (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras)),
-        {"__module__": module, "_keras": keras, **of_any},
-    )
-    return keras.saving.register_keras_serializable(package="tfmp", name="LegacyLossScaleOptimizer")(front_end)
+    own |= {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
+    of_legacy = (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras))
+    legacy = type(public)(f"LossScaleOptimizerLegacy{suffix}", of_legacy, own)
+    # The name that `model_to_estimator` looks up, for the legacy front-end that it makes of the other one.
+    keras.utils.get_custom_objects()[front_end.__name__.lower()] = legacy
+    register = functools.partial(keras.saving.register_keras_serializable, "tfmp")
+    return register("LossScaleOptimizer")(front_end), register("LegacyLossScaleOptimizer")(legacy)

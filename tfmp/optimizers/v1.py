@@ -183,8 +183,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads, variables = lists.of_tensors(grad for grad, _ in pairs), [variable for _, variable in pairs]
         _validate(grads, variables, global_step)
         self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-        # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
-        name_scope = _scope_of_conditional()
+        # The full name of the conditional's scope, which a branch of control flow v2 does not inherit. Checkpoints of
+        # tf.contrib have variables below it, such as `cond/beta1_power`. It is asked for before the scale is read: the
+        # manager of a user may have a conditional for that.
+        name_scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
         facts = self._scaler.facts()
         is_averaged = not self._averages_when_applying() or self._is_of_horovod
         adapter = TF1Adapter(
@@ -268,14 +270,6 @@ def _refuse_workers_in_graph(distribution: Distribution) -> None:
             "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
             "accumulation_steps=1."
         )
-
-
-def _scope_of_conditional() -> str:
-    """Return the full name of the scope of the conditional around the step: a branch of control flow v2 has none.
-
-    Checkpoints of tf.contrib have variables of the wrapped optimizer below it, such as `cond/beta1_power`.
-    """
-    return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 
 
 def _record_train_op(step: tf.Operation) -> None:
