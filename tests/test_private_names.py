@@ -70,7 +70,6 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
     ),
     "optimizers/keras/files.py": ("_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it"),
-    "optimizers/keras/takeover.py": ("_trackable_children", _CHILDREN),
     "optimizers/keras_legacy.py": (
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "

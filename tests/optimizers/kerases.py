@@ -142,37 +142,6 @@ def take_step(opt: Any, variables: Sequence[Any], grads: Sequence[tf.Tensor]) ->
     opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
-#: What `eager_steps` can step with.
-for_every_front_end = pytest.mark.parametrize("front_end", ["LossScaleOptimizer", "GradScaler", "GradScaler with TF1"])
-
-
-def eager_steps(
-    keras: ModuleType, front_end: str, manager: tfmp.LossScaleManager, initial: Any = (1, 2), **settings: Any
-) -> tuple[Any, Callable[[Any], None]]:
-    """Return a weight, and a function that takes a step in eager code, given the gradient of the scaled loss."""
-    weight, inner = variable(keras, initial), optimizer(keras)
-    if front_end == "LossScaleOptimizer":
-        opt = tfmp.LossScaleOptimizer(inner, manager, **settings)
-        opt.build([weight])
-
-        def step(grad: Any) -> None:
-            opt.scale_loss(tf.constant(1.0))
-            opt.apply_gradients([(grad, weight)])
-
-        return weight, step
-    scaler = tfmp.GradScaler(manager=manager, **settings)
-    if front_end == "GradScaler with TF1":
-        weight, inner = tf.Variable(np.float32(initial)), tf.compat.v1.train.GradientDescentOptimizer(0.5)
-    scaler.prepare(inner, [weight])
-
-    def step_and_update(grad: Any) -> None:
-        scaler.scale(tf.constant(1.0))
-        scaler.step(inner, [(grad, weight)])
-        scaler.update()
-
-    return weight, step_and_update
-
-
 def assert_trains_as(
     plain: Any,
     opt: Any,

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, take_step, values, wrap
+from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, take_step, wrap
 from kerases import variable as variable_of
 
 import tfmp
@@ -42,16 +42,6 @@ def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Sessio
 
 
 @pytest.mark.graph
-def test_window_of_one_micro_batch_adds_nothing(session: tf1.Session) -> None:
-    weight = tf1.get_variable("w", initializer=1.0)
-    opt = _sgd(1, overflow_drops="micro_batch", micro_batches_per_epoch=3)
-    opt.minimize(weight * 1.0, tf1.train.get_or_create_global_step())
-    names = {variable.op.name.removesuffix("/value") for variable in tf1.global_variables()}
-    assert names == {"loss_scale", "good_steps", "bad_steps", "global_step", "w"}
-    assert not opt.accumulation.variables
-
-
-@pytest.mark.graph
 def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf1.Session) -> None:
     w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
     fed, opt = tf1.placeholder(tf.float32, []), _sgd()
@@ -62,28 +52,6 @@ def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf
         for value in (2.0**17, last):
             session.run(train_op, {fed: value})
         assert session.run([w, opt.skipped_steps]) == [0, skipped]
-
-
-@pytest.mark.graph
-def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    with tf.Graph().as_default(), caplog.at_level("INFO", logger="tfmp"):
-        w = tf1.get_variable("w", initializer=1.0)
-        fed = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32([1, 3, 5]))).get_next()
-        train_op = _sgd().minimize(w * fed, tf1.train.get_or_create_global_step())
-        variables = {variable.op.name: variable.read_value() for variable in tf1.global_variables()}
-        with tf1.train.SingularMonitoredSession([tfmp.LossScaleLoggingHook(every_n_steps=100)]) as session:
-            raw = session.raw_session()
-            for _ in range(3):
-                session.run(train_op)
-            with pytest.raises(tf.errors.OutOfRangeError):
-                raw.run(train_op)
-            window = raw.run([variables[f"accumulation/{name}"] for name in ("sum_0", "kept", "tried")])
-    assert window == [5, 1, 1]
-    # The hook counts windows, and does not warn that something else changes global_step.
-    assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
-        "loss scale 1024, global step 0, steps applied 0, skipped 0 (0 in a row)",
-        "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
-    ]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -100,26 +68,6 @@ def test_lists_of_variables_with_the_same_names_have_windows_of_their_own(compil
         run(tf.constant(factor))
     assert [float(weight) for weight in weights] == [0, -1]
     assert (int(opt.applied_steps), float(opt.loss_scale)) == (4, SCALE / 4)
-
-
-def test_functions_with_gradients_of_different_variables_lose_none() -> None:
-    def make() -> tuple[list[tf.Variable], Callable[[bool], Any]]:
-        x, y, opt = tf.Variable(0.0), tf.Variable(0.0), _sgd()
-
-        @tf.function
-        def step(of_y: bool) -> None:
-            opt.minimize(lambda: 2.0 * (x + y if of_y else x), var_list=[x, y])
-
-        return [x, y], step
-
-    _, step = make()
-    step(False)
-    with pytest.raises(ValueError, match=r"pass tf\.zeros_like\(variable\) as the gradient"):
-        step(True)
-    variables, step = make()
-    for of_y in (True, False, False, True):
-        step(of_y)
-    assert [float(variable) for variable in variables] == [-2, -1]
 
 
 @pytest.mark.graph
@@ -246,26 +194,3 @@ def test_skipped_window_moves_iterations_by_one_if_skipped_steps_count(keras: Mo
         take_step(opt, weights, [tf.constant(grad, tf.float32)])
     assert [int(each) for each in (opt.iterations, opt.applied_steps, opt.skipped_steps)] == [3, 1, 2]
     assert float(opt.loss_scale) == SCALE / 4
-
-
-@for_every_keras()
-def test_micro_batch_that_overflows_in_float16_is_found_by_fit(keras: ModuleType) -> None:
-    opt = wrap(optimizer(keras), accumulation_steps=2, init_loss_scale=2.0**16, overflow_drops="micro_batch")
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
-    model = keras.Sequential([keras.Input([1]), layer])
-    model.compile(opt, lambda target, output: tf.cast(target, tf.float32) * tf.cast(output, tf.float32))
-    # The scaled gradients of the first window are 2**14 and 2**16. The second is infinite in float16.
-    y = np.float32([[0.25], [1], [0.25], [1]])
-    model.fit(np.ones_like(y), y, batch_size=1, shuffle=False, verbose=0)
-    assert values(model.weights) == [[[-0.5 * (0.25 + 0.625)]]]
-    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (2.0**15, 2, 0)
-
-
-@for_every_keras()
-def test_optimizer_that_does_not_accumulate_has_no_buffers(keras: ModuleType) -> None:
-    names = []
-    for options in ({"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}, {}):
-        opt = wrap(optimizer(keras, "Adam"), **options)
-        opt.build(kernel_and_bias(keras))
-        names.append([each.name for each in opt.variables])
-    assert names[0] == names[1]

@@ -24,7 +24,6 @@ from replica_training import SCENARIOS
 from scenarios import STRUCTURE
 
 import tfmp
-from tfmp.core.distribute import current_distribution
 
 pytestmark = [
     pytest.mark.horovod,
@@ -304,13 +303,6 @@ def test_one_process_trains_as_it_does_without_horovod(horovod_of_one: Any) -> N
         host = worker_training.make_host(horovod_of_one, options.order, options, scenario)
         states = checks.train(host, [feds[:1] for feds in scenario.steps()])
         assert checks.violations(_course(training, [0]), states, _plain(options.host)) == [], training
-
-
-def test_horovod_that_is_not_initialized_is_an_error() -> None:
-    hvd = importlib.import_module("horovod.tensorflow")
-    assert not hvd.is_initialized()
-    with pytest.raises(ValueError, match=r"is_distributed=True, and nothing distributes: call hvd\.init\(\)"):
-        current_distribution(is_distributed=True)
 
 
 def test_worker_that_dies_ends_the_other_and_the_run_resumes(died: _Died, printed: _Printed) -> None:

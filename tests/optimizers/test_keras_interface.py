@@ -92,16 +92,9 @@ def test_repr_shows_settings_and_state_and_a_custom_manager_has_no_rule_to_show(
         )
 
 
-@kerases.for_every_kind
-def test_signature_and_help_of_the_public_class_show_all_arguments_and_methods(
-    keras: ModuleType, optimizers: ModuleType
-) -> None:
+def test_signature_and_help_of_the_public_class_show_arguments_and_methods() -> None:
     documented = list(inspect.signature(tfmp.LossScaleOptimizer).parameters)
     assert documented[:3] == ["opt", "loss_scale_manager", "is_distributed"]
-    for inner in (optimizers.SGD(0.5), tf.compat.v1.train.GradientDescentOptimizer(0.5)):
-        taken = inspect.signature(type(tfmp.LossScaleOptimizer(inner)).__init__).parameters
-        # `others` are refused.
-        assert set(taken) - {"self", "others"} <= set(documented)
     text = pydoc.plain(pydoc.render_doc(tfmp.LossScaleOptimizer))
     for method in ("minimize", "compute_gradients", "apply_gradients", "scale_loss", "get_unscaled_gradients"):
         # Python 3.13 and later break long signatures into lines.

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, num_programs, optimizer, skip_before, variable
-from kit import checks
-from kit.keras_hosts import KerasLoop
 from replica_training import FitOnReplicas, inputs, ours, values
-from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 
@@ -58,17 +55,6 @@ def test_fit_keeps_replicas_one_through_random_overflows_and_gradients_sparse(
     if not counts:
         assert [before[0][:2] == after[0][:2] for before, after in pairwise(states)] == skipped[1:]
         assert tf.IndexedSlices in kinds
-
-
-@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
-@for_every_keras()
-def test_replicas_in_eager_code_do_what_the_oracle_says(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    scenario = REPLICATED["norms of sums"]
-    host = KerasLoop(keras, STRUCTURE, scenario.rule, scenario.settings, strategy=two_replicas, averages=False)
-    states = checks.train(host, scenario.steps())
-    assert checks.violations(scenario.course(), states, KerasLoop(keras, STRUCTURE, None, averages=False)) == []
 
 
 @for_every_keras2
@@ -263,25 +249,6 @@ def test_sums_that_overflow_are_skipped_and_what_overflowed_is_counted(
         (found,) = opt.overflow_reports()
         expected = report if isinstance(report, list) else report[keras.__version__[0]]
         assert found.last.numpy().tolist() == [expected]
-
-
-@for_every_keras()
-@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
-@pytest.mark.parametrize(("size", "jit_compile"), [(3, True), (2**20, "auto")])
-def test_one_tensor_may_be_the_gradient_on_both_replicas(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, size: int, jit_compile: Any, compiled: bool
-) -> None:
-    with two_replicas.scope():
-        weights = [variable(keras, np.ones([size]), name) for name in ("kernel", "other")]
-        opt = _wrapped(keras, jit_compile=jit_compile)
-        opt.build(weights)
-    # As those that a script makes once for a variable that has no gradient yet.
-    zeros, fours = tf.zeros([size]), tf.fill([size], 4.0)
-    step = _step_of(two_replicas, opt, weights, lambda replica: [fours, zeros])
-    (tf.function(step) if compiled else step)()
-    # Divided by 8, and summed over both replicas.
-    found = [{*np.ravel(each)} for replica in values(two_replicas, weights) for each in replica]
-    assert found == [{0.5}, {1.0}] * 2
 
 
 @for_every_keras2

@@ -196,10 +196,11 @@ def test_custom_manager_is_loaded_with_custom_objects_and_a_checkpoint_holds_its
     [
         (tfmp.LogMaxLossScaleManager, 512),
         (lambda: _Continuing(64.0), 512),
+        (lambda: tfmp.FixedLossScaleManager(512), 512),
         (lambda: tfmp.FixedLossScaleManager(64), 64),
         (lambda: _Custom(64.0), 64),
     ],
-    ids=["log_max", "custom with continue_from", "fixed", "custom"],
+    ids=["log_max", "custom with continue_from", "fixed there", "fixed", "custom"],
 )
 @for_every_keras("keras3")
 def test_manager_continues_from_the_scale_of_keras_own_wrapper_or_warns(

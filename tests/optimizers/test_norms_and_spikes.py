@@ -4,7 +4,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import kerases
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -120,18 +119,6 @@ def test_scaler_that_is_not_enabled_has_the_norm_and_no_detector() -> None:
         tfmp.GradScaler(skip_spikes=10.0)
 
 
-@for_every_keras()
-@kerases.for_every_front_end
-@pytest.mark.parametrize("sparse", [False, True])
-def test_step_sets_nothing_on_the_gradients(keras: ModuleType, front_end: str, sparse: bool) -> None:
-    settings = {"skip_spikes": tfmp.SpikeDetector()}
-    _, step = kerases.eager_steps(keras, front_end, tfmp.FixedLossScaleManager(8), np.zeros([64, 256]), **settings)
-    values = tf.ones([64, 256])
-    before = dict(vars(values))
-    step(tf.IndexedSlices(values, tf.range(64), tf.constant([64, 256])) if sparse else values)
-    assert vars(values) == before
-
-
 @pytest.mark.graph
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("where", ["window", "replicas"])
@@ -218,15 +205,6 @@ def test_state_dict_of_a_scaler_holds_that_of_its_detector() -> None:
     # What a scaler without a detector saved can be loaded too.
     second.scaler.load_state_dict({name: value for name, value in state.items() if name != "spike_detector"})
     assert second.scaler.state_dict() == state
-
-
-def test_log_max_manager_observes_spikes() -> None:
-    manager, weight = tfmp.LogMaxLossScaleManager(init_loss_scale=SCALE), tf.Variable([0.0])
-    opt = tfmp.LossScaleOptimizer(_SGD(1.0), manager, skip_spikes=tfmp.SpikeDetector(max_norm=10))
-    for value in (1.0, 64.0):
-        opt.minimize(lambda value=value: weight[0] * value, var_list=[weight])
-    # The largest magnitudes are 2**0 and 2**6.
-    assert (manager.state_dict()["log_mean"], int(opt.skipped_spikes)) == (3, 1)
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["each", "together"])

@@ -123,10 +123,6 @@ def test_sparse_gradients_stay_sparse_unless_asked(session: tf1.Session, sparse_
     assert session.run(table).ravel().tolist() == ([0.25, 0.5, 1] if sparse_as_dense else [0.5, 0.5, 1])
 
 
-class _CountsForItself(tf1.train.GradientDescentOptimizer):
-    """Advances the global step itself, as the AdamWeightDecayOptimizer of some BERTs does."""
-
-
 class _DoesNotCount(tf1.train.GradientDescentOptimizer):
     """Ignores the global step, as the optimizer of google-research/bert does."""
 
@@ -142,7 +138,7 @@ class _ReturnsLists(_DoesNotCount):
         return [super(_ReturnsLists, self).apply_gradients([pair], name=name) for pair in grads_and_vars]
 
 
-@pytest.mark.parametrize("inner", [_CountsForItself, _DoesNotCount, _ReturnsLists])
+@pytest.mark.parametrize("inner", [tf1.train.GradientDescentOptimizer, _DoesNotCount, _ReturnsLists])
 def test_global_step_counts_applied_steps_once(session: tf1.Session, inner: type[tf1.train.Optimizer]) -> None:
     problem = Problem(session)
     train_op = _wrap(inner(0.5)).minimize(problem.loss, problem.global_step)
@@ -286,68 +282,51 @@ def test_script_that_calls_tf_gradients_is_warned_once_with_the_line(
     assert "grads_and_vars = opt.compute_gradients(loss, variables) in place of tf.gradients" in warning
 
 
-def _minimized(w: tf.Variable) -> None:
-    _fixed(8).minimize(tf.reduce_sum(w))
+def _minimized(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
+    opt.minimize(tf.reduce_sum(w))
 
 
-def _clipped(w: tf.Variable) -> None:
-    opt = _fixed(8)
+def _clipped(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
     ((grad, _),) = opt.compute_gradients(tf.reduce_sum(w), [w])
     opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
 
 
-def _applied_by_another_wrapper(w: tf.Variable) -> None:
-    ((grad, _),) = _fixed(8).compute_gradients(tf.reduce_sum(w), [w])
-    _fixed(8).apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+def _applied_by_another_wrapper(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
+    opt.apply_gradients(_fixed(8).compute_gradients(tf.reduce_sum(w), [w]))
 
 
-def _synchronized(w: tf.Variable) -> None:
-    opt = tf1.train.SyncReplicasOptimizer(_fixed(8), 1)
-    opt.minimize(tf.reduce_sum(w), tf1.train.get_or_create_global_step())
+def _synchronized(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
+    synchronized = tf1.train.SyncReplicasOptimizer(opt, 1)
+    synchronized.minimize(tf.reduce_sum(w), tf1.train.get_or_create_global_step())
 
 
-def _not_divided(w: tf.Variable) -> None:
-    opt = _fixed(8)
-    (grad,) = tf.gradients(tf.reduce_sum(w) * opt.loss_scale, [w])
-    opt.apply_gradients([(tf.clip_by_norm(grad, 1.0), w)])
+def _by_hand(unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., None]:
+    def apply(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
+        scale = opt.manager.get_loss_scale()
+        (grad,) = tf.gradients(tf.reduce_sum(w) * scale, [w])
+        opt.apply_gradients([(unscale(grad, scale), w)])
+
+    return apply
 
 
-@pytest.mark.parametrize(
-    ("way", "count"),
-    [(_minimized, 0), (_clipped, 0), (_applied_by_another_wrapper, 0), (_synchronized, 0), (_not_divided, 1)],
-)
+_WAYS: dict[str, tuple[Callable[..., None], int]] = {
+    "minimize": (_minimized, 0),
+    "clipped": (_clipped, 0),
+    "another wrapper": (_applied_by_another_wrapper, 0),
+    "synchronized": (_synchronized, 0),
+    "divided by hand": (_by_hand(lambda grad, scale: grad / scale), 0),
+    "multiplied and clipped": (
+        _by_hand(lambda grad, scale: tf.clip_by_global_norm([grad * tf.cast(1.0 / scale, grad.dtype)], 10.0)[0][0]),
+        0,
+    ),
+    "not divided": (_by_hand(lambda grad, scale: tf.clip_by_norm(grad, 1.0)), 1),
+}
+
+
+@pytest.mark.parametrize("make", [_fixed, lambda scale: _wrap()], ids=["fixed", "exponential"])
+@pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.usefixtures("session")
-def test_only_a_script_that_does_not_unscale_is_warned(
-    caplog: pytest.LogCaptureFixture, way: Callable[[tf.Variable], None], count: int
-) -> None:
-    way(_variable())
+def test_only_a_script_that_does_not_unscale_is_warned(caplog: pytest.LogCaptureFixture, way: str, make: Any) -> None:
+    apply, count = _WAYS[way]
+    apply(make(8), _variable())
     assert len(_warnings(caplog)) == count
-
-
-@pytest.mark.parametrize(
-    "make_manager",
-    [tfmp.FixedLossScaleManager, lambda scale: tfmp.ExponentialUpdateLossScaleManager(scale, 1000)],
-    ids=["fixed", "exponential"],
-)
-@pytest.mark.parametrize(
-    "unscale",
-    [
-        lambda grad, scale: grad / scale,
-        lambda grad, scale: tf.clip_by_global_norm([grad * tf.cast(1.0 / scale, grad.dtype)], 10.0)[0][0],
-    ],
-    ids=["divided", "multiplied and clipped"],
-)
-def test_script_that_scales_by_hand_with_the_managers_scale_is_not_warned(
-    caplog: pytest.LogCaptureFixture,
-    make_manager: Callable[[float], tfmp.LossScaleManager],
-    unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    session: tf1.Session,
-) -> None:
-    manager = make_manager(8)
-    w, opt, scale = _variable(), tfmp.LossScaleOptimizer(_INNER["gd"](), manager), manager.get_loss_scale()
-    (grad,) = tf.gradients(tf.reduce_sum(w) * scale, [w])
-    step = opt.apply_gradients([(unscale(grad, scale), w)])
-    session.run(tf1.global_variables_initializer())
-    session.run(step)
-    assert session.run(w).tolist() == [0.5, 1.5]
-    assert not _warnings(caplog)

@@ -140,45 +140,6 @@ def test_run_moves_in_a_graph_between_an_optimizer_and_its_wrapper(
     assert saved["global_step"] == 3
 
 
-def _model_fn(wrapped: bool, path: str | None = None) -> Callable[..., Any]:
-    """Return the function of an Estimator, which starts from a checkpoint of another one if there is one."""
-
-    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
-        train_op = _train_op("adam", wrapped)
-        scaffold = None
-        if path:
-            saver = tf1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers()))
-            scaffold = tf1.train.Scaffold(init_fn=lambda _, session: saver.restore(session, path))
-        return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op, scaffold=scaffold)
-
-    return model_fn
-
-
-def _of_estimator(estimator: Any) -> dict[str, Any]:
-    names = ("w", "w/Adam", "w/Adam_1", "global_step")
-    return {name: estimator.get_variable_value(name).tolist() for name in names}
-
-
-@_in_graphs
-@pytest.mark.estimator
-@pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
-def test_estimator_goes_on_with_a_run_in_a_new_directory(wrapped: bool, tmp_path: Path) -> None:
-    def inputs() -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors((0.0, 0.0)).repeat()
-
-    old = tf.estimator.Estimator(_model_fn(not wrapped), tmp_path / "old")
-    old.train(inputs, steps=3)
-    new = tf.estimator.Estimator(_model_fn(wrapped, old.latest_checkpoint()), tmp_path / "new")
-    new.train(inputs, steps=1)
-    old.train(inputs, steps=1)
-    assert _of_estimator(new) == _of_estimator(old)
-    # Then it goes on from its own directory.
-    for each in (new, old):
-        each.train(inputs, steps=1)
-    assert _of_estimator(new) == _of_estimator(old)
-    assert _of_estimator(new)["global_step"] == 5
-
-
 def _made_eagerly(wrapped: bool, *, compiled: bool = False) -> tuple[Callable[..., Any], tf.train.Checkpoint]:
     """Return a function that takes a step, given the factor of the gradient, and the checkpoint of the training."""
     weight, inner = tf.Variable(1.0), tf1.train.AdamOptimizer(0.5)

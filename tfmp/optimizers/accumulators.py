@@ -19,11 +19,9 @@ class Accumulators:
     """The accumulators of an optimizer that may take steps for several lists of variables, as in a GAN.
 
     In a graph their variables are global variables: `accumulation/sum_0`, `accumulation/kept` and so on, below the
-    current name scope; those for a second list of variables start with `accumulation_1`. In eager code, `saved` holds
-    them in checkpoints.
-
-    An optimizer of Keras calls `build` and has one accumulator, whose variables are its own. No checkpoint tracks this
-    object: Keras 3 would save these variables a second time.
+    current name scope; those for a second list of variables start with `accumulation_1`. An optimizer of Keras calls
+    `build` and has one accumulator, whose variables are its own. No checkpoint tracks this object: Keras 3 would save
+    these variables a second time.
     """
 
     def __init__(self, settings: AccumulationSettings, detector: OverflowDetector, optimizer: object) -> None:
@@ -32,8 +30,9 @@ class Accumulators:
         self._optimizer = optimizer
         self._in_graph: OncePerGraph[_Made] = OncePerGraph(list)
         self._in_eager_code: _Made = []
-        self._built: tuple[Sequence[Any], GradientAccumulator] | None = None
-        #: Holds those of eager code in the order of their first use. Checkpoints contain the name `windows`.
+        self._is_built = False
+        #: Holds those of eager code in the order of their first use, unless an optimizer of Keras does. Checkpoints
+        #: contain the name `windows`.
         self.saved = tf.Module()
         self.saved.windows = []
 
@@ -44,7 +43,7 @@ class Accumulators:
 
     def build(self, variables: Sequence[Any], add_buffer: AddBuffer) -> None:
         """Make the accumulator of an optimizer of Keras, if gradients are accumulated and it is not made yet."""
-        if not self.is_on or self._built is not None:
+        if not self.is_on or self._is_built:
             return
         overwritten = [variable.name for variable in variables if is_overwritten(variable)]
         if overwritten:
@@ -53,32 +52,23 @@ class Accumulators:
                 f"their next values (float8 scales), which have no mean: {', '.join(overwritten)}. Leave "
                 "accumulation_steps at 1, or train without float8."
             )
-        self._built = list(variables), self._make(variables, add_buffer)
+        self._in_eager_code = [(list(variables), self._make(variables, add_buffer))]
+        self._is_built = True
 
     def of(self, variables: Sequence[Any]) -> GradientAccumulator | None:
         """Return the accumulator for these variables, in their order; None if gradients are not accumulated."""
         if not self.is_on:
             return None
-        if self._built is None:
-            return self._found_or_made(variables)
-        found = _find([self._built], variables)
-        if found is None:
-            raise ValueError(
-                f"the gradients are of {len(variables)} variables, which differ from the {len(self._built[0])} that "
-                "the optimizer was built with, or are in another order: with accumulation_steps pass a gradient for "
-                "each of those in every micro-batch, None where the loss does not depend on it."
-            )
-        return found
-
-    def in_graph(self) -> list[tf.Variable]:
-        """Return the variables that the accumulators made in the current graph; none in eager code."""
-        return [each for _, accumulator in self._in_graph.made() or [] for each in accumulator.variables]
-
-    def _found_or_made(self, variables: Sequence[Any]) -> GradientAccumulator:
         with tf.init_scope():
             eager = tf.executing_eagerly()
             kept = self._in_eager_code if eager else self._in_graph.get()
             found = _find(kept, variables)
+            if found is None and self._is_built:
+                raise ValueError(
+                    f"the gradients are of {len(variables)} variables, which differ from the {len(kept[0][0])} that "
+                    "the optimizer was built with, or are in another order: with accumulation_steps pass a gradient "
+                    "for each of those in every micro-batch, None where the loss does not depend on it."
+                )
             if found is None:
                 with tf.name_scope("accumulation"):
                     made = self._make(variables)
@@ -90,6 +80,10 @@ class Accumulators:
                 kept.append((tuple(variables), made))
                 self.saved.windows.extend([made] if eager else [])
             return found
+
+    def in_graph(self) -> list[tf.Variable]:
+        """Return the variables that the accumulators made in the current graph; none in eager code."""
+        return [each for _, accumulator in self._in_graph.made() or [] for each in accumulator.variables]
 
     def _make(self, variables: Sequence[Any], add_buffer: AddBuffer | None = None) -> GradientAccumulator:
         keeps_float32 = takes_float32_gradients(self._optimizer)

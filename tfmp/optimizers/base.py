@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import tensorflow as tf
 
-from tfmp.core import settings
+from tfmp.core import lists, settings
 from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.adapter import OptimizerAdapter, names_of
 from tfmp.core.distribute import Distribution
@@ -17,6 +17,7 @@ from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
 from tfmp.core.tracing import without_autograph
+from tfmp.core.watch import LoopRecord
 from tfmp.optimizers.accumulators import Accumulators
 from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
 from tfmp.ranges.gradient_ranges import StepsWithRanges
@@ -35,71 +36,60 @@ else:
 class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     """Wraps an optimizer: scales the loss, and skips each step in which a gradient overflowed.
 
-    The wrapper is an optimizer of the same framework as the one inside it: around a `tf.compat.v1.train.Optimizer` it
-    is one too, around a Keras optimizer it is an optimizer of that Keras. Replace your optimizer by the wrapper and
-    change nothing else.
+    The wrapper is an optimizer of the same framework as the one inside it: a `tf.compat.v1.train.Optimizer`, or an
+    optimizer of the same Keras. Replace your optimizer by the wrapper and change nothing else.
 
     In each step the loss is multiplied by the loss scale, and the gradients are divided by it, in float32. If they are
-    finite on every replica, the wrapped optimizer applies them. If not, the step is skipped: only the loss scale
-    changes. Weights, slots and the count of steps (`global_step` or `iterations`) stay as they are, so that schedules
-    and bias corrections do not advance.
+    finite on every replica, the wrapped optimizer applies them. If not, the step is skipped: weights, slots and the
+    count of steps (`global_step` or `iterations`) stay as they are, and only the loss scale changes.
 
     Around a Keras optimizer this class takes the place of Keras' own `LossScaleOptimizer`: `fit` scales the loss with
     it, and under the policy `mixed_float16` `compile` does not wrap it again.
 
     Args:
         opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras, also a
-            legacy one, of `keras.optimizers.legacy`. Its own clipping, weight decay and moving averages see unscaled
-            gradients. Below, Keras 2 means Keras 2.15 and tf_keras, with their legacy optimizers.
-        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`; "dynamic", the rule of the wrappers of
-            Keras and TensorFlow, which starts at 2**15, halves the scale at each overflow and doubles it after 2000
-            finite steps in a row; or anything else that `tfmp.get_loss_scale_manager` accepts. A number is a fixed
-            scale for TF1. For Keras a number is refused, because the second argument of Keras 3's own wrapper is the
-            first scale of a dynamic one: pass `initial_scale`, or a `tfmp.FixedLossScaleManager`. For Keras, but not
-            around a legacy optimizer, the manager keeps its state in variables of the wrapper, which Keras saves, so
-            every optimizer needs a manager of its own.
+            legacy one. Its own clipping, weight decay and moving averages see unscaled gradients. Below, Keras 2 means
+            Keras 2.15 and tf_keras, with their legacy optimizers.
+        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`, or what `tfmp.get_loss_scale_manager`
+            accepts. "dynamic" starts at 2**15, halves the scale at each overflow, and doubles it after 2000 finite
+            steps in a row, as the wrappers of Keras do. A number is a fixed scale for TF1; for Keras, whose own wrapper
+            takes it for the first scale of a dynamic one, it is refused: pass `initial_scale`, or a
+            `tfmp.FixedLossScaleManager`. Every Keras optimizer that is not legacy needs a manager of its own.
         is_distributed: Whether Horovod's processes train together. With True they agree on each step, and
             their gradients are averaged, unless Horovod's own optimizer averages them. The replicas of a
-            `tf.distribute` strategy agree with either value. True is refused when the first step is built if there are
-            neither processes of Horovod nor replicas. Keras 3 does not support Horovod.
+            `tf.distribute` strategy agree with either value. If nothing distributes, True is refused when the first
+            step is built. Keras 3 does not support Horovod.
         inner_optimizer: Another name of `opt`, which Keras' own wrapper has.
-        sparse_as_dense: For TF1: whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did. By
-            default sparse gradients stay sparse, and Momentum and Adam treat them as they do without a wrapper.
-        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. The detector is
-            not saved with a model.
-        aggregation_dtype: For TF1 and Keras 2: the type in which scaled gradients travel between Horovod's workers:
-            "float16", which halves the bytes, or None for their own type.
+        sparse_as_dense: For TF1: whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did.
+        overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. It is not saved.
+        aggregation_dtype: For TF1 and Keras 2: "float16" if scaled gradients travel between Horovod's workers in
+            float16, or None for their own type.
         jit_compile: For Keras, but not for legacy optimizers: whether XLA compiles unscaling, clipping and the update
-            into one program, which makes a step faster than it is without a wrapper. "auto" compiles where that saves
-            time: if the variables are large and only Keras' own code updates them. True compiles wherever it is
-            possible, False never does.
-        iterations_include_skipped_steps: For Keras 2: whether skipped steps also count in `iterations`, as with Keras'
-            own wrapper. Use it to continue a run that was started with that wrapper and whose schedule depends on the
-            count.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` takes the gradients
-            of one micro-batch, which are summed in float32, and the call that ends the window applies their mean;
-            `global_step` or `iterations` counts windows. With 1, the default, each call is a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows. "window": the whole step is skipped. "micro_batch":
-            only that micro-batch, on its own replica, is left out of the mean; the step is skipped if none is left.
-            With either value the manager learns of the overflow when the window ends.
-        micro_batches_per_epoch: The number of micro-batches after which a window ends even if it is not full: those in
-            an epoch, or in the whole training. Counting then starts again. By default windows end when full.
-        skip_spikes: Decides which steps are skipped although their gradients are finite, because their norm is an
-            outlier: a `tfmp.SpikeDetector`, of which every optimizer needs one of its own. By default none are.
+            into one program. "auto" compiles if the variables are large and only Keras' own code updates them; True
+            wherever it is possible; False never.
+        iterations_include_skipped_steps: For Keras 2: whether `iterations` counts skipped steps too, as with Keras' own
+            wrapper.
+        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` adds the gradients
+            of one micro-batch in float32, and the call that ends the window applies their mean; `global_step` or
+            `iterations` counts windows. With 1, each call is a step of its own.
+        overflow_drops: What to drop if a micro-batch overflows: the whole "window", or that "micro_batch", on its
+            replica; then the step is skipped if none is left. The manager learns of either when the window ends.
+        micro_batches_per_epoch: The number of micro-batches, in an epoch or in the whole training, after which a window
+            ends even if it is not full. By default windows end when full.
+        skip_spikes: A `tfmp.SpikeDetector` of this optimizer's own, which skips finite steps whose norm is an outlier.
         dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
-        initial_scale: For Keras: the scale that "dynamic" starts from, 2**15 by default; an argument of Keras' own
-            wrapper too.
-        dynamic_growth_steps: For Keras: the number of finite steps in a row after which "dynamic" doubles the scale,
-            2000 by default; an argument of Keras' own wrapper too.
+        initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from, 2**15 by default.
+        dynamic_growth_steps: For Keras, as in its own wrapper: the number of finite steps in a row after which
+            "dynamic" doubles the scale, 2000 by default.
         name: For Keras, but not for legacy optimizers: the wrapper's name.
 
     Raises:
         TypeError: `opt` is not an optimizer, or is of a kind that tfmp does not wrap; `loss_scale_manager` does not
             describe a manager; another argument has the wrong type, or is not for this kind of optimizer.
         ValueError: `opt` is wrapped already, or is made by Horovod and does not average the gradients of each step; the
-            manager or the spike detector is in use by another optimizer already; `aggregation_dtype` cannot be used
-            here; a setting is out of range, contradicts another one, or belongs to the wrapped optimizer; or Keras does
-            not run on TensorFlow, or runs with TensorFlow 2's behaviour disabled.
+            manager or the spike detector is in use by another optimizer already; a setting is out of range, contradicts
+            another one, or belongs to the wrapped optimizer; or Keras does not run on TensorFlow, or runs with
+            TensorFlow 2's behaviour disabled.
         ImportError: The optimizer is of a Keras that is too old.
 
     Examples:
@@ -131,17 +121,14 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         """For Keras, but not for legacy optimizers: the name of the optimizer."""
         accumulation: Any
         """For TF1: the sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`."""
-
-        @property
-        def iterations(self) -> tf.Variable:
-            """For Keras: the wrapped optimizer's count of applied steps."""
-
-        @property
-        def learning_rate(self) -> Any:  # noqa: ANN401 - a schedule's is a tensor
-            """For Keras: the learning rate of the wrapped optimizer."""
-
-        @learning_rate.setter
-        def learning_rate(self, learning_rate: Any) -> None: ...  # noqa: ANN401 - a number, or a schedule
+        iterations: Any
+        """For Keras: the variable that counts the applied steps, of the wrapped optimizer."""
+        learning_rate: Any
+        """For Keras: the learning rate of the wrapped optimizer, or its schedule when it is set."""
+        dynamic_scale: Any
+        """For Keras 3: the variable that holds the loss scale; a tensor if the manager's scale cannot be set."""
+        step_counter: Any
+        """For Keras 3: the variable that counts the finite steps since the loss scale last changed."""
 
         @property
         def initial_scale(self) -> float:
@@ -150,17 +137,6 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         @property
         def dynamic_growth_steps(self) -> int | None:
             """For Keras: after how many finite steps in a row the loss scale grows; None for a fixed scale."""
-
-        @property
-        def dynamic_scale(self) -> Any:  # noqa: ANN401 - a variable of Keras, or a tensor
-            """For Keras 3: the variable that holds the loss scale; a tensor if the manager's scale cannot be set."""
-
-        @dynamic_scale.setter
-        def dynamic_scale(self, loss_scale: Any) -> None: ...  # noqa: ANN401 - a number or a tensor
-
-        @property
-        def step_counter(self) -> Any:  # noqa: ANN401 - a variable of Keras
-            """For Keras 3: the variable that counts the finite steps since the loss scale last changed."""
 
         @property
         def dynamic(self) -> bool:
@@ -236,19 +212,15 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
     # The first three methods call those of the host's own class, which comes after this one among the bases of a
-    # front-end. The four after them exist only for Keras: its front-ends override them, and on the others they raise
-    # AttributeError.
+    # front-end.
 
     def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
         """Take one step: scale the loss, compute its gradients, unscale them, and apply them if they are finite.
 
-        TF1:   `minimize(loss, global_step=None, var_list=None, ...)`
-        Keras: `minimize(loss, var_list, tape=None)`
-
         Args:
             loss: The loss, of a floating-point type. In eager code a function that returns it; for Keras also the loss
                 itself, with the `tf.GradientTape` that recorded it.
-            *args: The framework's further arguments.
+            *args: Further arguments. TF1: `global_step=None, var_list=None, ...`. Keras: `var_list, tape=None`.
             **kwargs: The same, by their names.
 
         Returns:
@@ -259,24 +231,19 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     def compute_gradients(self, loss: Loss, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
         """Compute the unscaled gradients of a loss, which can then be clipped and applied.
 
-        TF1:   `compute_gradients(loss, var_list=None, ...)`
-        Keras: `compute_gradients(loss, var_list, tape=None)`
-
-        The loss is scaled, the wrapped optimizer computes the gradients, and the gradients are divided by the loss
-        scale. They are in float32, or in float64 if the gradient is, whatever the type of the variable.
-
         Values that overflowed are infinite or NaN. Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or
         `tfmp.clip_by_global_norm`, which keep such values visible. `tf.clip_by_value` turns infinity into a finite
         number, so that the step is applied in spite of the overflow.
 
         Args:
             loss: As in `minimize`.
-            *args: The framework's further arguments.
+            *args: Further arguments. TF1: `var_list=None, ...`. Keras: `var_list, tape=None`.
             **kwargs: The same, by their names.
 
         Returns:
-            Pairs of an unscaled gradient and its variable, for `apply_gradients`. The gradient is None if the loss does
-            not depend on the variable, and an `IndexedSlices` if it is sparse.
+            Pairs of an unscaled gradient and its variable, for `apply_gradients`. Gradients are in float32, or float64
+            if the scaled gradient is, whatever the type of the variable; None if the loss does not depend on the
+            variable, and an `IndexedSlices` if they are sparse.
         """
         return super().compute_gradients(loss, *args, **kwargs)
 
@@ -284,17 +251,14 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Apply the gradients if they are finite on every replica, and update the loss scale.
 
-        TF1:   `apply_gradients(grads_and_vars, global_step=None, name=None)`
-        Keras: `apply_gradients(grads_and_vars, ...)`
-
-        If they are not finite, only the loss scale changes. With `accumulation_steps` greater than 1 the gradients are
-        added to the current window, and the call that ends the window applies their mean.
+        With `accumulation_steps` greater than 1 the gradients are added to the current window, and the call that ends
+        the window applies their mean.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. TF1: pairs as
                 `compute_gradients` returns them. Keras: scaled gradients if `scale_loss` was called for the loss;
                 unscaled gradients if `get_unscaled_gradients` or `compute_gradients` returned them.
-            *args: The framework's further arguments.
+            *args: Further arguments. TF1: `global_step=None, name=None`. Keras: those of its own method.
             **kwargs: The same, by their names.
 
         Returns:
@@ -302,8 +266,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
 
         Raises:
             TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
-            ValueError: Every gradient is None; or is_distributed=True, but neither Horovod nor a strategy distributes
-                the training.
+            ValueError: Every gradient is None; or is_distributed=True, and nothing distributes the training.
             RuntimeError: A strategy is active, and the call is not made on its replicas; or, with Keras, gradients that
                 were passed to `get_unscaled_gradients`, or computed from these, are applied in place of its result, and
                 the wrapper cannot unscale them; or `get_unscaled_gradients` did not get all gradients of the loss.
@@ -311,51 +274,38 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         """
         return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
+    # These three are for Keras; on the front-end for TF1 they raise AttributeError.
+
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """For Keras: multiply a loss by the loss scale.
+        """For Keras: return a loss, of a floating-point type, times the loss scale, in float32 or float64.
 
         Differentiate the scaled loss, and pass its gradients to `apply_gradients` or `apply`, which unscale them. If
         you need unscaled gradients before, call `get_unscaled_gradients`; they are then applied as they are.
-
-        Args:
-            loss: The loss, a tensor of a floating-point type.
-
-        Returns:
-            The scaled loss, in float32 or float64.
         """
-        raise NotImplementedError
+        return self._loop.note_scaled("scale_loss", self._scaler.scale(loss))
 
     def get_scaled_loss(self, loss: Loss) -> Loss:
-        """For Keras: multiply a loss by the loss scale, in a loop that unscales the gradients itself.
+        """For Keras: do as `scale_loss`, in a loop that unscales the gradients by `get_unscaled_gradients`.
 
-        Differentiate the scaled loss, pass its gradients to `get_unscaled_gradients`, and pass the unscaled gradients
-        to `apply_gradients`.
-
-        Args:
-            loss: The loss, a tensor of a floating-point type, or a function that returns it.
-
-        Returns:
-            The scaled loss, in float32 or float64. If `loss` is a function, a function that returns the scaled loss.
+        The loss may be a function that returns it; then the result is one too.
         """
-        raise NotImplementedError
+        if callable(loss):
+            return lambda: self.get_scaled_loss(loss())
+        return self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss))
 
-    def get_unscaled_gradients(self, grads: Gradients) -> list[Gradient]:
-        """For Keras: divide the gradients of a scaled loss by the loss scale.
+    @without_autograph
+    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
+        """For Keras: divide the gradients of a scaled loss by the loss scale; None stays None.
 
-        Pass the unscaled gradients to `apply_gradients`. You can inspect or clip them first, for example by
-        `tfmp.clip_by_global_norm`.
-
-        Args:
-            grads: The gradients of the loss that `get_scaled_loss` or `scale_loss` returned. An entry may be None, and
-                stays None.
-
-        Returns:
-            The gradients in true magnitude, in float32 or float64.
+        You can inspect or clip the result, in float32 or float64, and pass it to `apply_gradients`.
 
         Raises:
             TypeError: `grads` is not a list of gradients, or a gradient is complex.
         """
-        raise NotImplementedError
+        grads = lists.gradients(grads)
+        unscaled = self._scaler.unscale(lists.of_tensors(grads))
+        self._loop.note_unscaled(grads, unscaled)
+        return unscaled
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Iterable[Any] | None = None) -> Any:  # noqa: ANN401
         """For Keras 3: do as `apply_gradients`, with gradients and variables in two lists.
@@ -365,8 +315,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
             trainable_variables: The variables; by default those that the optimizer was built with.
 
         Raises:
-            TypeError: `grads` is not a list of gradients, or one is complex; or `trainable_variables` is not a list of
-                variables.
+            TypeError: One of the two is not such a list; or a gradient is complex.
             ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
                 built and `trainable_variables` is missing.
         """
@@ -381,9 +330,6 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
                 imported, except those of Keras, TensorFlow and tfmp.
             custom_objects: The classes that the configuration names, by their names, if they are not registered with
                 Keras and their modules are not imported.
-
-        Returns:
-            The new optimizer, which is not built.
 
         Raises:
             ValueError: It is the configuration of something else; or it names a class that is not known.
@@ -403,11 +349,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         """For Keras: wrap the optimizer inside Keras' own `LossScaleOptimizer`, and continue from its loss scale.
 
         Use it for a model that was saved with Keras' own wrapper: load the model, then replace its optimizer by what
-        this method returns. The state of the loss scale is continued if it was loaded: Keras 2's own wrapper saves it
-        with `tf.train.Checkpoint` only, and otherwise starts again from the initial scale.
-
-        Args:
-            optimizer: A `keras.mixed_precision.LossScaleOptimizer`, of any Keras.
+        this method returns. Keras 2's own wrapper saves its scale with `tf.train.Checkpoint` only, and otherwise starts
+        again from the initial scale.
 
         Returns:
             A `tfmp.LossScaleOptimizer` around the same inner optimizer, with a manager that follows the same rule from
@@ -440,6 +383,11 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
 
     # What all front-ends share.
 
+    #: The type in which gradients travel between Horovod's workers; None for their own.
+    _aggregation_dtype: tf.DType | None = None
+    #: What a loop for Keras called.
+    _loop: LoopRecord
+
     def _set_up(
         self,
         manager: LossScaleManager,
@@ -447,13 +395,11 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         overflow_detector: OverflowDetector | None,
         accumulation: AccumulationSettings,
         skip_spikes: SpikeDetector | None,
-        aggregation_dtype: str | tf.DType | None = None,
     ) -> None:
         """Check and keep the arguments that mean the same for all optimizers; `inner_optimizer` is set already."""
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
         refuse_unsupported_horovods(self.inner_optimizer)
-        self._aggregation_dtype = _validated_aggregation_dtype(aggregation_dtype, is_distributed)
         if self._is_of_horovod:
             self._refuse_aggregation_dtype()
         detector = validated_detector(overflow_detector)
@@ -538,7 +484,8 @@ def refuse_wrapped(opt: object) -> None:
         raise ValueError("opt is a LossScaleOptimizer already: wrapping it again would scale the loss twice.")
 
 
-def _validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bool) -> tf.DType | None:
+def validated_aggregation_dtype(dtype: str | tf.DType | None, is_distributed: bool) -> tf.DType | None:
+    """Return the type in which gradients travel between Horovod's workers, as the user gave it."""
     if dtype is None:
         return None
     # Horovod 0.28.1 sums no bfloat16.

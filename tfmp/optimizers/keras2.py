@@ -1,7 +1,7 @@
 """The base classes of the front-ends for Keras 2: that of Keras 2.15 and that of the package tf_keras."""
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -9,20 +9,15 @@ import tensorflow as tf
 from tfmp.any_keras.internals import learning_rate_or_schedule
 from tfmp.any_keras.which import is_foreign
 from tfmp.core import lists, settings
-from tfmp.core.accumulation import accumulation_settings
+from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
-from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.hosts.keras.program import JitCompile
-from tfmp.optimizers.base import of_inner
-from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
+from tfmp.optimizers.base import of_inner, validated_aggregation_dtype
+from tfmp.optimizers.keras.arguments import warn_of_methods_never_called
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
-from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
-from tfmp.optimizers.keras.takeover import manager_from_keras2
 from tfmp.types import Gradient, Loss
 
 
@@ -30,7 +25,23 @@ class OfKeras2(OfAnyKeras):
     """What the wrappers of Keras 2's optimizers have in common with those of its legacy optimizers."""
 
     _inner_optimizer: Any
-    _iterations_include_skipped_steps: bool
+    _as_keras_own = MappingProxyType({"iterations_include_skipped_steps": True})
+
+    def __init__(
+        self,
+        inner_optimizer: Any = None,  # noqa: ANN401 - of either package
+        loss_scale_manager: Specification = "dynamic",
+        is_distributed: bool = False,
+        *,
+        aggregation_dtype: str | tf.DType | None = None,
+        iterations_include_skipped_steps: bool = False,
+        **settings_of_all: Any,  # noqa: ANN401 - as of the base class
+    ) -> None:
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed)
+        self._iterations_include_skipped_steps = settings.flag(
+            "iterations_include_skipped_steps", iterations_include_skipped_steps
+        )
+        super().__init__(inner_optimizer, loss_scale_manager, is_distributed, **settings_of_all)
 
     learning_rate = of_inner("learning_rate")
     #: The inner optimizer's count of steps. It can be set, for example to the global step. Skipped steps count only
@@ -69,26 +80,15 @@ class OfKeras2(OfAnyKeras):
             "manager.state_dict()."
         )
 
-    @classmethod
-    def _from_keras(cls, optimizer: Any) -> "OfKeras2":  # noqa: ANN401 - of either package
-        made: OfKeras2 = type.__call__(
-            cls, optimizer.inner_optimizer, manager_from_keras2(optimizer), iterations_include_skipped_steps=True
-        )
-        return made
-
 
 class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
-    """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer.
+    """The `tfmp.LossScaleOptimizer` around a Keras 2 optimizer, where the arguments are documented.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
-    `keras` or of `tf_keras`. The arguments are documented there. What differs for Keras 2:
+    A subclass adds the base classes of `keras` or of `tf_keras`. What differs for Keras 2:
 
     * A skipped step does not change `iterations`, so learning rate schedules and bias corrections do not advance; with
       Keras' own wrapper they do, and here with `iterations_include_skipped_steps=True`.
     * `jit_compile` is not the wrapped optimizer's setting of that name, which compiles the update of each variable.
-    * `dynamic=False`, an argument of Keras' own wrapper, fixes the scale at `initial_scale`.
-    * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
-      optimizer has.
 
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
@@ -98,39 +98,20 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
 
     def __init__(
         self,
-        inner_optimizer: Any = None,  # noqa: ANN401 - of either package
-        loss_scale_manager: Specification = "dynamic",
-        is_distributed: bool = False,
-        *,
-        opt: Any = None,  # noqa: ANN401 - of either package
-        overflow_detector: OverflowDetector | None = None,
-        aggregation_dtype: str | tf.DType | None = None,
-        jit_compile: JitCompile = "auto",
-        iterations_include_skipped_steps: bool = False,
-        accumulation_steps: int = 1,
-        overflow_drops: str = "window",
-        micro_batches_per_epoch: int | None = None,
-        skip_spikes: SpikeDetector | None = None,
-        dynamic: bool = True,
-        initial_scale: float | None = None,
-        dynamic_growth_steps: int | None = None,
+        *arguments: Any,  # noqa: ANN401 - as of the base class
         name: str | None = None,
-        **others: Any,  # noqa: ANN401 - what is refused
+        **settings: Any,  # noqa: ANN401 - as of the base class
     ) -> None:
-        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
-        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
-        self._iterations_include_skipped_steps = settings.flag(
-            "iterations_include_skipped_steps", iterations_include_skipped_steps
-        )
+        super().__init__(*arguments, **settings)
+        self.name = name or self.name
+
+    def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
+        del accumulation
         self._inner_optimizer = inner_optimizer
         # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
         # so the constructor must get the inner optimizer's own values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
-        self._keras.optimizers.Optimizer.__init__(self, name=name or "LossScaleOptimizer", **ema)
-        self._set_up(
-            jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype
-        )
+        self._keras.optimizers.Optimizer.__init__(self, name="LossScaleOptimizer", **ema)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
 
     use_ema = of_inner("use_ema")
@@ -241,10 +222,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
 
 
 class _ScalingTape:
-    """Stands for a tape in a user's own `compute_gradients`: gradients of the scaled loss, in their true magnitude.
-
-    A method that clips gradients, or adds something to them, would do so in the wrong proportion if they were scaled.
-    """
+    """Stands for a tape in a user's own `compute_gradients`, which may clip: gradients of the scaled loss, unscaled."""
 
     def __init__(self, tape: tf.GradientTape, scaler: LossScaler) -> None:
         self._tape = tape
@@ -266,12 +244,3 @@ class _ScalingTape:
             scaled = self._scaler.scale(target)
         grads = self._tape.gradient(scaled, sources, *args, **kwargs)
         return tf.nest.pack_sequence_as(grads, self._scaler.unscale(tf.nest.flatten(grads)))
-
-
-def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerKeras2]:
-    """Make the front-end for a package that Keras 2 comes in, and register it there, so that saved models load."""
-    register_own_classes(keras)
-    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer)
-    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
-    front_end = type(name, bases, {"__module__": module, "_keras": keras, "_state_in_files": state_in_files})
-    return keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")(front_end)

@@ -1,6 +1,5 @@
 """The front-end for Keras 3 optimizers, on the TensorFlow backend."""
 
-import functools
 import logging
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
@@ -11,20 +10,16 @@ import tensorflow as tf
 
 from tfmp.any_keras.internals import built_with
 from tfmp.core import lists, settings
-from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
+from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.adapter import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
-from tfmp.core.managers import ExponentialUpdateLossScaleManager, Specification, dynamic_manager
-from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.spikes.detector import SpikeDetector
+from tfmp.core.managers import ExponentialUpdateLossScaleManager
 from tfmp.core.tracing import outside_of_functions, without_autograph
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.hosts.keras.program import JitCompile
 from tfmp.optimizers.base import of_inner
-from tfmp.optimizers.keras.arguments import manager_of_keras, warn_of_methods_never_called
+from tfmp.optimizers.keras.arguments import warn_of_methods_never_called
 from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras
 from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
-from tfmp.optimizers.keras.takeover import continue_at, nearest_allowed
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -43,20 +38,14 @@ class _StateInFiles(StateInFiles, keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="tfmp", name="LossScaleOptimizer")
 class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossScaleOptimizer):
-    """The `tfmp.LossScaleOptimizer` around a Keras 3 optimizer.
+    """The `tfmp.LossScaleOptimizer` around a Keras 3 optimizer, where the arguments are documented.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of this class. The arguments are documented
-    there. What differs for Keras 3:
+    What differs for Keras 3:
 
-    * Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only, so an overflow
-      on another replica reaches the weights; this class checks all replicas.
-    * The gradient accumulation of the inner optimizer also sees unscaled gradients, and cannot be combined with
-      `accumulation_steps` greater than 1.
-    * On the replicas of a strategy the update is never compiled by itself. If XLA compiles the whole step, the update
-      is a part of that.
+    * Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only; this class
+      checks those of all replicas. The update is never compiled by itself there.
+    * The gradient accumulation of the inner optimizer cannot be combined with `accumulation_steps` greater than 1.
     * `dynamic` must be True, the only value that Keras' own wrapper takes too.
-    * Settings of the inner optimizer, such as `use_ema`, are refused by name, except with the defaults that every
-      optimizer has.
 
     Examples:
         >>> import keras, tfmp
@@ -86,37 +75,24 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer | None = None,
-        loss_scale_manager: Specification = "dynamic",
-        is_distributed: bool = False,
-        *,
-        opt: keras.optimizers.Optimizer | None = None,
-        overflow_detector: OverflowDetector | None = None,
-        jit_compile: JitCompile = "auto",
-        accumulation_steps: int = 1,
-        overflow_drops: str = "window",
-        micro_batches_per_epoch: int | None = None,
-        skip_spikes: SpikeDetector | None = None,
+        *arguments: Any,  # noqa: ANN401 - as of the base class
         dynamic: bool = True,
-        initial_scale: float | None = None,
-        dynamic_growth_steps: int | None = None,
         name: str | None = None,
-        **others: Any,  # noqa: ANN401 - what is refused
+        **settings: Any,  # noqa: ANN401 - as of the base class
     ) -> None:
         _validate(dynamic)
-        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
-        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        _refuse_accumulating_twice(inner_optimizer, accumulation)
-        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps)
         # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
         # learning rate given here is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
-        self.inner_optimizer = inner_optimizer
-        self._set_up(jit_compile, manager, is_distributed, overflow_detector, accumulation, skip_spikes)
-        warn_of_methods_never_called(inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
+        super().__init__(*arguments, **settings)
+        warn_of_methods_never_called(self.inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
         # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
         # the constructor raises an error.
-        _turn_loss_scale_factor_off(inner_optimizer)
+        _turn_loss_scale_factor_off(self.inner_optimizer)
+
+    def _wrap(self, inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
+        _refuse_accumulating_twice(inner_optimizer, accumulation)
+        self.inner_optimizer = inner_optimizer
 
     @property
     def iterations(self) -> keras.Variable:
@@ -131,8 +107,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def dynamic_scale(self) -> keras.Variable | tf.Tensor:
         """As in Keras' own wrapper: the variable that holds the loss scale, whose `assign` sets the scale.
 
-        The next steps adjust the scale from there, within the manager's bounds. If the manager's scale cannot be set,
-        this is a tensor, and setting the attribute raises a `NotImplementedError`.
+        If the manager's scale cannot be set, this is a tensor, and setting it raises a `NotImplementedError`.
         """
         holds = isinstance(self._loss_scale_manager, ExponentialUpdateLossScaleManager)
         return self._loss_scale_state.by_name()["loss_scale"] if holds else self.loss_scale
@@ -233,11 +208,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._adjust_float8_scales(variables, before=facts.loss_scale)
 
     def _adjust_float8_scales(self, variables: Iterable[keras.Variable], before: tf.Tensor) -> None:
-        """Change the weights of float8 layers that hold the size of scaled gradients as the loss scale has changed.
-
-        Keras learns the size from the gradients of two steps before: after the loss scale has doubled, gradients would
-        be cut off in two steps.
-        """
+        """Change the weights of float8 layers that hold the size of scaled gradients as the loss scale has changed."""
+        # Keras learns the size from two steps before: after the scale has doubled, gradients would be cut off in two.
         scales = [each for each in variables if is_overwritten(each) and each.name in _FLOAT8_SIZES_OF_GRADIENTS]
         if scales:
             ratio = tf.cast(self.loss_scale, tf.float32) / tf.cast(before, tf.float32)
@@ -260,25 +232,19 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         """Not available: `stateless_apply` is for backends without variables. Call `apply`."""
         raise NotImplementedError("stateless_apply is not for the TensorFlow backend: call apply.")
 
-    @classmethod
-    def _from_keras(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScaleOptimizerKeras3":
-        manager = dynamic_manager(nearest_allowed(optimizer.initial_scale), optimizer.dynamic_growth_steps)
-        if optimizer.built:
-            continue_at(manager, float(optimizer.dynamic_scale.numpy()), int(optimizer.step_counter.numpy()))
-        return cls(optimizer.inner_optimizer, manager)
-
     def _built_with(self, trainable_variables: Iterable[keras.Variable] | None) -> list[keras.Variable]:
         given = trainable_variables
         variables = None if given is None else lists.variables("trainable_variables", given)
         if not self.built:
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
-            outside_of_functions(functools.partial(self._build_in_scope, variables))
-        return built_with(self) if variables is None else variables
 
-    def _build_in_scope(self, variables: Sequence[keras.Variable]) -> None:
-        with keras.name_scope(self.name):
-            self.build(variables)
+            def build() -> None:
+                with keras.name_scope(self.name):
+                    self.build(variables)
+
+            outside_of_functions(build)
+        return built_with(self) if variables is None else variables
 
     def _add(
         self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str

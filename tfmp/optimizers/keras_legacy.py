@@ -1,5 +1,6 @@
-"""The base class of the front-ends for legacy optimizers: those of `keras.optimizers.legacy` and of tf_keras."""
+"""The base class of the front-ends for legacy optimizers, and what makes the front-ends for each Keras 2."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
@@ -8,36 +9,38 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.any_keras.internals import class_of_legacy_wrappers, initialize_with_session
-from tfmp.core import lists, settings
-from tfmp.core.accumulation import accumulation_settings
+from tfmp.core import lists
+from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.adapter import names_of
-from tfmp.core.managers import Specification
-from tfmp.core.overflow.detectors import OverflowDetector
-from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.hosts.keras.adapters import LegacyAdapter
-from tfmp.optimizers.base import of_inner
-from tfmp.optimizers.keras.arguments import manager_of_keras, parts_of_config
+from tfmp.optimizers.base import LossScaleOptimizer, of_inner
+from tfmp.optimizers.keras.arguments import parts_of_config
 from tfmp.optimizers.keras.base import split
-from tfmp.optimizers.keras.files import register_own_classes
-from tfmp.optimizers.keras.takeover import ScaleOfKeras
-from tfmp.optimizers.keras2 import OfKeras2
+from tfmp.optimizers.keras.checkpoints import ScaleOfKeras
+from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
+from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2, OfKeras2
 from tfmp.types import Gradient, GradsAndVars, Loss
 
 #: The variables to train, or a function that returns them.
 _VarList: TypeAlias = Any
+#: What a legacy optimizer is asked for, and only the inner one has.
+_OF_INNER = (
+    *("lr", "clipnorm", "global_clipnorm", "clipvalue", "weights", "variables", "get_weights"),
+    *("get_slot_names", "get_slot", "add_slot", "_get_hyper", "_set_hyper", "_aggregate_gradients"),
+    # TensorFlow's checkpoints restore slots by these private methods, and Keras' own code calls the third.
+    *("_restore_slot_variable", "_create_or_restore_slot_variable", "_create_all_weights"),
+)
 #: The methods by which classes of Keras decide what attributes an object has.
 _ATTRIBUTES = ("__getattribute__", "__setattr__", "__dir__")
 
 
 class LossScaleOptimizerLegacy(OfKeras2):
-    """The `tfmp.LossScaleOptimizer` around a legacy optimizer of Keras 2.
+    """The `tfmp.LossScaleOptimizer` around a legacy optimizer of Keras 2, where the arguments are documented.
 
-    `tfmp.LossScaleOptimizer(inner_optimizer, manager)` returns an object of a subclass, which adds the base classes of
-    `keras` or of `tf_keras`. The arguments are documented there. It works eagerly, in a `tf.function`, and in the
+    A subclass adds the base classes of `keras` or of `tf_keras`. It works eagerly, in a `tf.function`, and in the
     graphs that Estimator builds. What differs for legacy optimizers:
 
-    * `iterations` and `dynamic` are as around the other optimizers of Keras 2.
     * Hyperparameters are those of the inner optimizer: `opt.beta_1 = 0.5` sets its `beta_1`.
     * `weights`, `get_weights` and files in Keras' formats hold the inner optimizer alone, as with Keras' own wrapper. A
       `tf.train.Checkpoint` also holds the loss scale.
@@ -51,40 +54,19 @@ class LossScaleOptimizerLegacy(OfKeras2):
     # This comes from TensorFlow.
     _track_trackable: Callable[..., Any]
 
-    def __init__(
-        self,
-        inner_optimizer: Any = None,  # noqa: ANN401 - of either package
-        loss_scale_manager: Specification = "dynamic",
-        is_distributed: bool = False,
-        *,
-        opt: Any = None,  # noqa: ANN401 - of either package
-        overflow_detector: OverflowDetector | None = None,
-        aggregation_dtype: str | tf.DType | None = None,
-        iterations_include_skipped_steps: bool = False,
-        accumulation_steps: int = 1,
-        overflow_drops: str = "window",
-        micro_batches_per_epoch: int | None = None,
-        skip_spikes: SpikeDetector | None = None,
-        dynamic: bool = True,
-        initial_scale: float | None = None,
-        dynamic_growth_steps: int | None = None,
-        **others: Any,  # noqa: ANN401 - what is refused
-    ) -> None:
-        inner_optimizer = self._optimizer_to_wrap(opt, inner_optimizer, others)
+    def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
+        del accumulation
         # `tf.__internal__` has this class for wrappers of legacy optimizers alone. In a checkpoint, the wrapper is what
         # the inner optimizer is.
         tf.__internal__.tracking.DelegatingTrackableMixin.__init__(self, inner_optimizer)
         self._inner_optimizer = inner_optimizer
-        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
-        self._iterations_include_skipped_steps = settings.flag(
-            "iterations_include_skipped_steps", iterations_include_skipped_steps
-        )
-        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
+
+    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+        super()._set_up(*arguments)
         in_checkpoints = {
             # Keras' own wrapper saves this. It is restored before the manager, whose own state then decides.
-            "loss_scale": ScaleOfKeras(manager),
-            "loss_scale_manager": manager,
+            "loss_scale": ScaleOfKeras(self._loss_scale_manager),
+            "loss_scale_manager": self._loss_scale_manager,
             "accumulation": self._accumulators.saved,
             "overflow_counts": self._scaler.overflow_counts,
             "norms": self._scaler.norms,
@@ -92,26 +74,6 @@ class LossScaleOptimizerLegacy(OfKeras2):
         }
         for name, part in in_checkpoints.items():
             self._track_trackable(part, name, overwrite=True)
-
-    # What a legacy optimizer is asked for, and only the inner one has.
-
-    lr = of_inner("lr")
-    clipnorm = of_inner("clipnorm")
-    global_clipnorm = of_inner("global_clipnorm")
-    clipvalue = of_inner("clipvalue")
-    weights = of_inner("weights")
-    variables = of_inner("variables")
-    get_weights = of_inner("get_weights")
-    get_slot_names = of_inner("get_slot_names")
-    get_slot = of_inner("get_slot")
-    add_slot = of_inner("add_slot")
-    _get_hyper = of_inner("_get_hyper")
-    _set_hyper = of_inner("_set_hyper")
-    _aggregate_gradients = of_inner("_aggregate_gradients")
-    # TensorFlow's checkpoints restore slots by these private methods, and Keras' own code calls the third.
-    _restore_slot_variable = of_inner("_restore_slot_variable")
-    _create_or_restore_slot_variable = of_inner("_create_or_restore_slot_variable")
-    _create_all_weights = of_inner("_create_all_weights")
 
     @property
     def _hyper(self) -> dict[str, Any]:
@@ -181,9 +143,6 @@ class LossScaleOptimizerLegacy(OfKeras2):
             experimental_aggregate_gradients: False if the gradients are already summed over the replicas, and averaged
                 over Horovod's workers.
             **kwargs: Further arguments of the inner optimizer's `apply_gradients`.
-
-        Returns:
-            The op of the whole step; `iterations` in eager mode.
         """
         pairs = lists.pairs(grads_and_vars)
         if not pairs:
@@ -215,7 +174,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> "LossScaleOptimizerLegacy":
+    ) -> "LossScaleOptimizer":
         """As in `tfmp.LossScaleOptimizer`."""
         parts = parts_of_config(cls._keras, config, custom_objects, legacy=True)
         inner = parts["inner_optimizer"]
@@ -227,21 +186,33 @@ class LossScaleOptimizerLegacy(OfKeras2):
         return super().from_config(parts)
 
     @classmethod
-    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizerLegacy":  # noqa: ANN401 - of either package
+    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of either package
         # Keras' own wrapper marks the optimizer in it, and will not be used any more.
         optimizer.inner_optimizer._is_wrapped_by_loss_scale_optimizer = False
         return super()._from_keras(optimizer)
 
 
-def with_bases_of(keras: ModuleType, name: str, module: str) -> type[LossScaleOptimizerLegacy]:
-    """Make the front-end for the legacy optimizers of a package that Keras 2 comes in, and register it there."""
+for _name in _OF_INNER:
+    setattr(LossScaleOptimizerLegacy, _name, of_inner(_name))
+
+
+def front_ends_of(keras: ModuleType, module: str, suffix: str) -> tuple[type[LossScaleOptimizer], ...]:
+    """Make the two front-ends for a package that Keras 2 comes in, and register them there, so that saved models load.
+
+    The second is for legacy optimizers. Saved models hold the names of the classes, and of the `module` of both.
+    """
     register_own_classes(keras)
+    public = keras.mixed_precision.LossScaleOptimizer
+    own = {"__module__": module, "_keras": keras}
+    state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
+    bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, public)
+    front_end = type(f"LossScaleOptimizer{suffix}", bases, {**own, "_state_in_files": state_in_files})
     # Where Keras trains in a graph, it wraps every optimizer that is not of its own wrapper's class. That class has
     # attributes for the optimizer that its own constructor wraps, so those of any legacy optimizer take their place.
-    of_any = {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
-    front_end = type(keras.mixed_precision.LossScaleOptimizer)(
-        name,
-        (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras)),
-        {"__module__": module, "_keras": keras, **of_any},
-    )
-    return keras.saving.register_keras_serializable(package="tfmp", name="LegacyLossScaleOptimizer")(front_end)
+    own |= {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
+    of_legacy = (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras))
+    legacy = type(public)(f"LossScaleOptimizerLegacy{suffix}", of_legacy, own)
+    # The name that `model_to_estimator` looks up, for the legacy front-end that it makes of the other one.
+    keras.utils.get_custom_objects()[front_end.__name__.lower()] = legacy
+    register = functools.partial(keras.saving.register_keras_serializable, "tfmp")
+    return register("LossScaleOptimizer")(front_end), register("LegacyLossScaleOptimizer")(legacy)

@@ -19,7 +19,13 @@ from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
 from tfmp.hosts.tf1 import TF1Adapter, keep_workers_in_step
-from tfmp.optimizers.base import LossScaleOptimizer, of_inner, optimizer_of, refuse_wrapped
+from tfmp.optimizers.base import (
+    LossScaleOptimizer,
+    of_inner,
+    optimizer_of,
+    refuse_wrapped,
+    validated_aggregation_dtype,
+)
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _NEVER_SCALED = (
@@ -30,9 +36,8 @@ _NEVER_SCALED = (
 
 
 class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
-    """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`.
+    """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`, where the arguments are documented.
 
-    `tfmp.LossScaleOptimizer(opt, manager)` returns an object of this class, and the arguments are documented there.
     Name this class only to subclass it. It works in graphs, in Estimator, and in eager code with a loss that is a
     function. A `SyncReplicasOptimizer` is refused: wrap the optimizer inside it; its workers go on after a skipped
     step.
@@ -82,9 +87,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         self._opt = opt
         self._sparse_as_dense = settings.flag("sparse_as_dense", sparse_as_dense)
         self._watch = UnscaledLossWatch()
+        self._aggregation_dtype = validated_aggregation_dtype(aggregation_dtype, is_distributed)
         accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
         manager = manager_of_wrapper(loss_scale_manager)
-        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes, aggregation_dtype)
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
 
     @property
     def inner_optimizer(self) -> tf.compat.v1.train.Optimizer:
@@ -103,11 +109,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     @property
     def accumulation(self) -> tf.Module:
-        """The sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`.
-
-        It holds no variables if `accumulation_steps` is 1. A graph does not need it: there the sums are variables of
-        the graph, which a `Saver` saves with all others.
-        """
+        """The sums of unfinished windows in eager code, to be saved by a `tf.train.Checkpoint`."""
         return self._accumulators.saved
 
     def compute_gradients(
@@ -119,46 +121,40 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: tf.Tensor | None = None,
     ) -> list[tuple[Gradient, tf.Variable]]:
-        """As in `tfmp.LossScaleOptimizer`.
+        """As in `tfmp.LossScaleOptimizer`; the arguments are those of `tf.compat.v1.train.Optimizer`.
 
         With is_distributed=True under Horovod the gradients are the mean over its processes. The exception is
         `accumulation_steps` greater than 1 without Horovod's own optimizer: then `apply_gradients` averages each window
         when it ends.
 
-        Args:
-            loss: The loss, a floating-point tensor; or a function that returns it, which eager execution requires.
-            var_list: The variables, as a list, a nested structure or a single variable; by default all trainable ones.
-            gate_gradients: As in `tf.compat.v1.train.Optimizer.compute_gradients`, like the next two.
-            aggregation_method: A value of `tf.AggregationMethod`.
-            colocate_gradients_with_ops: See there.
-            grad_loss: The gradient of the loss, of the loss's shape, that differentiation starts from; by default ones.
-
         Raises:
-            ValueError: is_distributed=True, but neither Horovod nor a strategy distributes the training; or
-                `aggregation_dtype` was given, and Horovod's own optimizer averages the gradients.
+            ValueError: is_distributed=True, and nothing distributes the training; or `aggregation_dtype` was given, and
+                Horovod's own optimizer averages the gradients.
         """
         self._watch.note()
+        if var_list is not None and not callable(var_list):
+            # Eager TensorFlow accepts neither a single variable nor a nested structure.
+            var_list = tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
         grads_and_vars = self._opt.compute_gradients(
             (lambda: self._scaler.scale(loss())) if callable(loss) else self._scaler.scale(loss),
-            var_list=_flat(var_list),
+            var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=None if grad_loss is None else arithmetic.widen(tf.convert_to_tensor(grad_loss)),
         )
-        grads = [grad for grad, _ in grads_and_vars]
+        grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
+        names = names_of(variables)
         if self._sparse_as_dense:
             # As in tf.contrib this comes before unscaling: rows with the same index are summed in the type of the
             # scaled gradients, and their sum may overflow.
             grads = [arithmetic.densify(grad) for grad in grads]
-        variables = [variable for _, variable in grads_and_vars]
-        lists.refuse_complex(grads, names_of(variables))
+        lists.refuse_complex(grads, names)
         if self._is_of_horovod:
             # Horovod's optimizer averages the gradients itself.
             self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
-            names, distribution = names_of(variables), self._scaler.distribution()
-            grads = self._scaler.mean_over_workers(grads, names, distribution)
+            grads = self._scaler.mean_over_workers(grads, names, self._scaler.distribution())
         return list(zip(self._scaler.unscale(grads), variables, strict=True))
 
     @without_autograph
@@ -167,18 +163,14 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> tf.Operation:
         """As in `tfmp.LossScaleOptimizer`.
 
-        Each gradient is cast to the type of its variable before it is checked. If gradients are accumulated, only the
-        mean of the window is cast. A wrapped optimizer with a true attribute `takes_float32_gradients`, such as those
-        of `tfmp.bert`, gets gradients that are not cast.
+        Each gradient, or with accumulation the mean of the window, is cast to the type of its variable before it is
+        checked, unless the wrapped optimizer has a true attribute `takes_float32_gradients`, as those of `tfmp.bert`.
 
         Args:
             grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
                 wrapped optimizer advances it, and stays if the step is skipped. It counts windows, not micro-batches.
             name: A name for the wrapped optimizer's op.
-
-        Returns:
-            The op of the whole step; None in eager mode.
 
         Raises:
             TypeError: Also if `global_step` is not a variable.
@@ -188,12 +180,13 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             NotImplementedError: Also if gradients are accumulated in a graph under a strategy of several workers.
         """
         pairs = lists.pairs(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        grads = lists.of_tensors(grad for grad, _ in pairs)
+        grads, variables = lists.of_tensors(grad for grad, _ in pairs), [variable for _, variable in pairs]
         _validate(grads, variables, global_step)
         self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-        # Before the scale is read: the manager of a user may have a conditional for that, with a name of this kind.
-        name_scope = _scope_of_conditional()
+        # The full name of the conditional's scope, which a branch of control flow v2 does not inherit. Checkpoints of
+        # tf.contrib have variables below it, such as `cond/beta1_power`. It is asked for before the scale is read: the
+        # manager of a user may have a conditional for that.
+        name_scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
         facts = self._scaler.facts()
         is_averaged = not self._averages_when_applying() or self._is_of_horovod
         adapter = TF1Adapter(
@@ -224,8 +217,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     def _averages_when_applying(self) -> bool:
         """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
 
-        With `accumulation_steps` they average once per window; under a strategy the wrapped optimizer sums. A subclass
-        for a script that accumulates gradients by itself may override this method.
+        A subclass for a script that accumulates gradients by itself may override this method.
         """
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
@@ -252,13 +244,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         )
 
 
-def _flat(var_list: Any) -> Any:  # noqa: ANN401 - whatever TensorFlow takes
-    """Return a nested structure of variables, or a single one, as a list; eager TensorFlow accepts only that."""
-    if var_list is None or callable(var_list):
-        return var_list
-    return tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
-
-
 def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: tf.Variable | None) -> None:
     if not variables:
         raise ValueError("grads_and_vars is empty: pass what compute_gradients returned.")
@@ -279,7 +264,6 @@ def _validate(grads: Gradients, variables: Sequence[tf.Variable], global_step: t
 
 
 def _refuse_workers_in_graph(distribution: Distribution) -> None:
-    """Refuse to accumulate gradients under a strategy of several workers in a graph."""
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
     if in_graph and isinstance(distribution, MirroredWorkers):
@@ -288,15 +272,6 @@ def _refuse_workers_in_graph(distribution: Distribution) -> None:
             "saves would wait for ever for the sums of the others. Use Horovod or MirroredStrategy, or "
             "accumulation_steps=1."
         )
-
-
-def _scope_of_conditional() -> str:
-    """Return the name scope of the conditional around the step, which is `cond` as in tf.contrib.
-
-    Old checkpoints have variables of the wrapped optimizer below this scope, such as `cond/beta1_power`. The optimizer
-    must enter it by its full name: a branch of control flow v2 is a graph of its own, which does not inherit the scope.
-    """
-    return tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
 
 
 def _record_train_op(step: tf.Operation) -> None:

@@ -53,10 +53,7 @@ def warn_of_methods_never_called(inner_optimizer: object, methods: Iterable[str]
 
 
 def refuse_other_arguments(inner_optimizer: object, others: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for arguments that the constructor of a front-end does not have, and say where they belong.
-
-    `defaults` are the settings that every optimizer of this Keras has; with these values they are accepted.
-    """
+    """Raise `ValueError` for arguments that no front-end has, but for the `defaults` of every optimizer's settings."""
     given = {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
     if "loss_scale_factor" in given and "loss_scale_factor" in defaults:
         raise ValueError(
@@ -100,7 +97,7 @@ def parts_of_config(
 def manager_of_keras(
     spec: Specification, initial_scale: float | None, dynamic_growth_steps: int | None, *, dynamic: bool = True
 ) -> LossScaleManager:
-    """Return the loss-scale manager that the arguments of a Keras front-end describe."""
+    """Return the loss-scale manager that the arguments describe."""
     _refuse_number(spec)
     if not settings.flag("dynamic", dynamic):
         if spec != "dynamic" or initial_scale is None or dynamic_growth_steps is not None:
@@ -122,9 +119,9 @@ def manager_of_keras(
 
 
 def _refuse_number(loss_scale_manager: object) -> None:
-    """Raise `TypeError` for what describes no manager here; a number would be understood in two ways.
+    """Raise `TypeError` for what describes no manager here.
 
-    As second argument of Keras 3's own wrapper it is the first scale of a dynamic one, around TF1's a fixed scale.
+    A number is the first scale of a dynamic one to Keras 3's own wrapper, and a fixed scale around TF1's optimizers.
     """
     if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
         return

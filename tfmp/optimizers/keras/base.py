@@ -9,18 +9,24 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core import lists, settings
+from tfmp.core.accumulation import AccumulationSettings, accumulation_settings
 from tfmp.core.adapter import OptimizerAdapter, names_of
-from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager
+from tfmp.core.managers import OWN_MANAGERS, FixedLossScaleManager, Specification
+from tfmp.core.overflow.detectors import OverflowDetector
+from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import Facts
-from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import LoopRecord
 from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
 from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
-from tfmp.optimizers.keras.arguments import parts_of_config, refuse_other_arguments, validate_inner_optimizer
-from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner
+from tfmp.optimizers.keras.arguments import (
+    manager_of_keras,
+    parts_of_config,
+    refuse_other_arguments,
+    validate_inner_optimizer,
+)
+from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner, continue_at, manager_from_keras
 from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
-from tfmp.optimizers.keras.takeover import continue_at
-from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
+from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
 def _unchangeable(read: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a property, and what it returns
@@ -37,7 +43,7 @@ Initializer: TypeAlias = str | Callable[..., tf.Tensor]
 
 
 class OfAnyKeras(LossScaleOptimizer):
-    """Scales losses and unscales gradients as Keras' own wrappers do, and takes steps."""
+    """Takes steps as Keras' own wrappers do. Each constructor has the arguments that the classes below it share."""
 
     #: The package whose optimizers the front-end wraps: `keras` or `tf_keras`.
     _keras: ClassVar[ModuleType]
@@ -48,24 +54,44 @@ class OfAnyKeras(LossScaleOptimizer):
     #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
     #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
     _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    _loop: LoopRecord
+    #: The arguments with which a front-end takes the place of Keras' own wrapper.
+    _as_keras_own: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def __init__(
+        self,
+        inner_optimizer: Any = None,  # noqa: ANN401 - of any Keras
+        loss_scale_manager: Specification = "dynamic",
+        is_distributed: bool = False,
+        *,
+        opt: Any = None,  # noqa: ANN401 - of any Keras
+        overflow_detector: OverflowDetector | None = None,
+        accumulation_steps: int = 1,
+        overflow_drops: str = "window",
+        micro_batches_per_epoch: int | None = None,
+        skip_spikes: SpikeDetector | None = None,
+        dynamic: bool = True,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+        **others: Any,  # noqa: ANN401 - what is refused
+    ) -> None:
+        inner_optimizer = optimizer_of(opt, inner_optimizer)
+        validate_inner_optimizer(self._keras, inner_optimizer, legacy=self._is_legacy)
+        refuse_other_arguments(inner_optimizer, others, self._settings_of_every_optimizer)
+        accumulation = accumulation_settings(accumulation_steps, overflow_drops, micro_batches_per_epoch)
+        manager = manager_of_keras(loss_scale_manager, initial_scale, dynamic_growth_steps, dynamic=dynamic)
+        self._wrap(inner_optimizer, accumulation)
+        self._loop = LoopRecord()
+        self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
+
+    def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
+        """Keep the optimizer that is wrapped."""
+        raise NotImplementedError
 
     def __getattr__(self, name: str) -> NoReturn:
         # Python's own error would name the front-end. A property that raises AttributeError comes here too.
         if hasattr(type(self), name):
             object.__getattribute__(self, name)
         raise AttributeError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no attribute {name!r}.")
-
-    def _optimizer_to_wrap(self, opt: Any, inner_optimizer: Any, others: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Return the optimizer by either name, after a check that it can be wrapped; `others` are refused."""
-        found = optimizer_of(opt, inner_optimizer)
-        validate_inner_optimizer(self._keras, found, legacy=self._is_legacy)
-        refuse_other_arguments(found, others, self._settings_of_every_optimizer)
-        return found
-
-    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
-        super()._set_up(*arguments)
-        self._loop = LoopRecord()
 
     @_unchangeable
     def initial_scale(self) -> float:
@@ -92,24 +118,6 @@ class OfAnyKeras(LossScaleOptimizer):
                 "ask the loss-scale manager instead."
             )
         return values[0]
-
-    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """As in `tfmp.LossScaleOptimizer`."""
-        return self._loop.note_scaled("scale_loss", self._scaler.scale(loss))
-
-    def get_scaled_loss(self, loss: Loss) -> Loss:
-        """As in `tfmp.LossScaleOptimizer`."""
-        if callable(loss):
-            return lambda: self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss()))
-        return self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss))
-
-    @without_autograph
-    def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """As in `tfmp.LossScaleOptimizer`."""
-        grads = lists.gradients(grads)
-        unscaled = self._scaler.unscale(lists.of_tensors(grads))
-        self._loop.note_unscaled(grads, unscaled)
-        return unscaled
 
     def _unscaled(self, grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
         """Return the result of `compute_gradients` for pairs of a scaled gradient and its variable."""
@@ -151,10 +159,20 @@ class OfAnyKeras(LossScaleOptimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "LossScaleOptimizer":
         """As in `tfmp.LossScaleOptimizer`."""
         parts = parts_of_config(cls._keras, config, custom_objects, legacy=cls._is_legacy)
-        used = {name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer}
+        return cls._made({name: value for name, value in parts.items() if name not in cls._settings_of_every_optimizer})
+
+    @classmethod
+    def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
+        manager = manager_from_keras(optimizer)
+        return cls._made(
+            {"inner_optimizer": optimizer.inner_optimizer, "loss_scale_manager": manager, **cls._as_keras_own}
+        )
+
+    @classmethod
+    def _made(cls, arguments: Mapping[str, Any]) -> "LossScaleOptimizer":
         # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
         # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
-        made: LossScaleOptimizer = type.__call__(cls, **used)
+        made: LossScaleOptimizer = type.__call__(cls, **arguments)
         return made
 
 
@@ -183,9 +201,17 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     add_variable: Callable[..., Any]
     variables: Any
 
-    def _set_up(self, jit_compile: JitCompile, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 - as of the base class
+        jit_compile: JitCompile = "auto",
+        **settings: Any,  # noqa: ANN401 - as of the base class
+    ) -> None:
         self._jit_compile = jit_compile
         self._compilers = UpdateCompilers(jit_compile)
+        super().__init__(*arguments, **settings)
+
+    def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
         super()._set_up(*arguments)
         self._has_spike_state = False
         # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.

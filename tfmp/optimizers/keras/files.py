@@ -23,7 +23,7 @@ import numpy as np
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager
 from tfmp.core.managers.step_counters import StepCounters
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.optimizers.keras.takeover import continue_at
+from tfmp.optimizers.keras.checkpoints import continue_at
 
 _logger = logging.getLogger("tfmp")
 
@@ -83,9 +83,8 @@ class SavedAsInner:
 class StateInFiles:
     """The wrapper's own variables in Keras' files: of the loss scale, the counters, an unfinished window, and spikes.
 
-    Keras' walk comes to this object, an attribute of the wrapper, if it is one of the objects that Keras saves. So each
-    front-end has a subclass of this class and of `keras.losses.Loss`, which is the simplest of these. `continue_at`
-    gets the scale and the count of finite steps that a manager of another class saved.
+    Keras' walk comes to attributes of certain classes, of which `keras.losses.Loss` is the simplest: each front-end has
+    a subclass of it and of this one. `continue_at` gets the scale and the count that a manager of another class saved.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
