@@ -15,7 +15,7 @@ from kit.structures import STRUCTURES
 
 pytestmark = [
     # Keras 3 warns about the variable that the loss does not depend on.
-    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 ]
 
 _HOSTS = hosts()

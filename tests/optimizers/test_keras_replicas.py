@@ -66,9 +66,9 @@ def test_replicas_in_eager_code_do_what_the_oracle_says(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
 ) -> None:
     scenario = REPLICATED["norms of sums"]
-    host = KerasLoop(keras, STRUCTURE, scenario.rule, scenario.settings, strategy=two_replicas, averages=False)
+    host = KerasLoop(STRUCTURE, scenario.rule, scenario.settings, keras=keras, strategy=two_replicas, averages=False)
     states = checks.train(host, scenario.steps())
-    assert checks.violations(scenario.course(), states, KerasLoop(keras, STRUCTURE, None, averages=False)) == []
+    assert checks.violations(scenario.course(), states, KerasLoop(STRUCTURE, None, keras=keras, averages=False)) == []
 
 
 @for_every_keras2
