@@ -204,4 +204,3 @@ CASES = {
     "recurrent": Case(_recurrent, np.cos(np.arange(12, dtype=np.float32)).reshape(2, 3, 2), ["Dense"]),
     "convolutional": Case(_convolutional, _IMAGES, ["GlobalAveragePooling2D"]),
 }
-for_every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])

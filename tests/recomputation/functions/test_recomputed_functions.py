@@ -259,18 +259,14 @@ def test_replicas_train_the_same_weights(two_replicas: tf.distribute.MirroredStr
     np.testing.assert_allclose(trained(tfmp.recompute), trained(_plain), rtol=1e-6)
 
 
-def _variable(value: float, trainable: bool = True) -> tf.Variable:
-    return tf.Variable(value, trainable=trainable)
-
-
 # What a function captures is found at each call, in eager code too.
 @pytest.mark.parametrize("is_nested", [False, True], ids=["itself", "within"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         (None, tf.constant(3.0)),
-        (None, _variable(0.5, trainable=False)),
-        (_variable(1.0), _variable(2.0)),
+        (None, tf.Variable(0.5, trainable=False)),
+        (tf.Variable(1.0), tf.Variable(2.0)),
         (tf.constant(2.0), tf.constant(3.0)),
     ],
     ids=["first tensor", "first untrained variable", "other variable", "other tensor"],
