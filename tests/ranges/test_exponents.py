@@ -18,10 +18,6 @@ from tfmp.types import Gradient
 _RANGES = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1074, 1023)}
 
 
-def _expected(array: np.ndarray) -> list[int]:
-    return list(counted(array).row.tolist())
-
-
 def _bits(dtype: tf.DType, integers: np.ndarray) -> np.ndarray:
     """Return the values whose bits are the lowest ones of these integers."""
     unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
@@ -59,7 +55,8 @@ def _grads(dtype: tf.DType, tensor: Callable[[np.ndarray], tf.Tensor]) -> tuple[
     rows = np.array([[1.0, 0.0], [-4.0, np.inf], [1.0, np.nan]]).astype(dtype.as_numpy_dtype)
     sparse = tf.IndexedSlices(tensor(rows), tf.constant([3, 0, 3]), tf.constant([9, 2]))
     # None has no values.
-    return [None, *map(tensor, arrays), sparse], [[0] * NUM_COUNTS, *map(_expected, [*arrays, rows])]
+    counts = [counted(each).row.tolist() for each in [*arrays, rows]]
+    return [None, *map(tensor, arrays), sparse], [[0] * NUM_COUNTS, *counts]
 
 
 @in_every_mode
@@ -100,7 +97,7 @@ def test_single_subnormal_number_is_told_from_zeros(dtype: tf.DType, sign: int) 
     for number in (2.0**smallest, 2.0**least_normal - 2.0**smallest):
         for values in ([sign * number], [sign * number, sign * 0.0, 1.0]):
             array = np.array(values).astype(dtype.as_numpy_dtype)
-            assert exponent_counts([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+            assert exponent_counts([tf.constant(array)]).numpy().tolist() == [counted(array).row.tolist()]
 
 
 def test_columns_after_the_exponents_are_named_and_more_values_counted_than_float32_can_count() -> None:
@@ -115,14 +112,14 @@ def test_columns_after_the_exponents_are_named_and_more_values_counted_than_floa
 @of_every_type
 def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:
     @tf.function(input_signature=[[tf.TensorSpec(None, dtype)]], jit_compile=jit_compile)
-    def counted(tensors: list[tf.Tensor]) -> tf.Tensor:
+    def count(tensors: list[tf.Tensor]) -> tf.Tensor:
         counts = exponent_counts(tensors)
         assert counts.shape.as_list() == [1, NUM_COUNTS]
         return counts
 
     # XLA compiles a function once for each shape.
     for array in [*_arrays(dtype)[:1], *_arrays(dtype)[-2:]]:
-        assert counted([tf.constant(array)]).numpy().tolist() == [_expected(array)]
+        assert count([tf.constant(array)]).numpy().tolist() == [counted(array).row.tolist()]
 
 
 @pytest.mark.graph
@@ -145,7 +142,7 @@ _FLOAT32_BITS = st.one_of(
 
 @in_every_mode
 def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
-    counted = MODES[mode](lambda values: exponent_counts([values]))
+    count = MODES[mode](lambda values: exponent_counts([values]))
     # One shape, so that a function is traced once.
     size = 16
 
@@ -153,6 +150,6 @@ def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
     @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
     def counts_alike(bits: list[int]) -> None:
         array = np.array(bits, np.uint32).view(np.float32)
-        assert counted(tf.constant(array)).numpy().tolist() == [_expected(array)]
+        assert count(tf.constant(array)).numpy().tolist() == [counted(array).row.tolist()]
 
     counts_alike()

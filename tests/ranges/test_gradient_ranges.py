@@ -29,10 +29,6 @@ def _found(ranges: GradientRanges) -> list[_Found]:
     ]
 
 
-def _sgd() -> Any:
-    return tf.compat.v1.train.GradientDescentOptimizer(0.5)
-
-
 _ONE_VARIABLE = Structure(
     {"kernel": np.float32([1, 2])},
     {"kernel": tf.TensorSpec([2])},
@@ -113,7 +109,11 @@ def test_training_is_the_same_with_requests_as_without(host: str) -> None:
 
 
 def test_gradients_that_the_user_unscaled_are_recorded_unscaled() -> None:
-    scaler, optimizer, weight = tfmp.GradScaler(1024), _sgd(), tf.Variable([1.0, 2.0])
+    scaler, optimizer, weight = (
+        tfmp.GradScaler(1024),
+        tf.compat.v1.train.GradientDescentOptimizer(0.5),
+        tf.Variable([1.0, 2.0]),
+    )
     ranges = scaler.record_gradient_ranges()
     ranges.request()
     with tf.GradientTape() as tape:
@@ -126,7 +126,7 @@ def test_gradients_that_the_user_unscaled_are_recorded_unscaled() -> None:
 
 @in_every_mode
 def test_every_list_of_variables_has_a_record_of_its_own(mode: str) -> None:
-    opt = tfmp.LossScaleOptimizer(_sgd(), tfmp.FixedLossScaleManager(8))
+    opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
     ranges = opt.record_gradient_ranges()
     variables = [tf.Variable([1.0, 2.0], name="first"), tf.Variable(1.0, name="second")]
 
@@ -150,7 +150,7 @@ def test_every_list_of_variables_has_a_record_of_its_own(mode: str) -> None:
 
 @in_every_mode
 def test_rows_of_sparse_gradients_are_counted_and_variables_without_a_gradient_keep_their_row(mode: str) -> None:
-    scaler, optimizer = tfmp.GradScaler(2), _sgd()
+    scaler, optimizer = tfmp.GradScaler(2), tf.compat.v1.train.GradientDescentOptimizer(0.5)
     rows = tf.constant([[2.0, 8.0], [0.0, 2.0**-20]])
     sparse = tf.IndexedSlices(rows, tf.constant([3, 0]), tf.constant([4, 2]))
     grads = [None, tf.fill([4, 2], 2.0), None, sparse, None]

@@ -159,6 +159,7 @@ _HALF = 'dtype must be "float16" or "bfloat16", got '
         (lambda: _of(1.0).shares("half"), ValueError, f"{_HALF}'half'."),
         (lambda: _of(1.0).shares(tf.float16), ValueError, f"{_HALF}tf.float16."),
         (lambda: RangeHistogram(np.zeros([278])), ValueError, f"{_COUNTS}(278,)."),
+        (lambda: tfmp.ranges.probe(tf.constant(1.0), 3), TypeError, "name must be a string, got 3 of type int"),
         (
             lambda: tfmp.ranges.exponent_counts([tf.ones([])], is_distributed=True),
             ValueError,
@@ -207,8 +208,3 @@ def test_what_is_no_floating_point_tensor_is_refused(x: Any, what: str) -> None:
     message = f"a probe takes a tensor of a floating-point type, got {what} for 'x'."
     with tf.Graph().as_default(), pytest.raises(TypeError, match=re.escape(message)):
         tfmp.ranges.probe(x(), "x")
-
-
-def test_name_that_is_no_string_is_refused() -> None:
-    with pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
-        tfmp.ranges.probe(tf.constant(1.0), 3)

@@ -59,6 +59,11 @@ def _operators(x: Any, y: Any) -> Any:
     )
 
 
+def _boxes(x: Any) -> Any:
+    boxes, scores = tf.reshape(x, [1, 1, 1, 4]), tf.reshape(x[:, 0], [1, 1, 1])
+    return tf.stop_gradient(tf.image.combined_non_max_suppression(boxes, scores, 1, 1)[0])
+
+
 #: As code has it that imported the function before the scope was entered.
 _DIVIDE = tf.math.divide_no_nan
 
@@ -233,6 +238,7 @@ _OF_TENSORFLOW: dict[str, Case] = {
     "spectrum": Case(lambda h: tf.abs(tf.signal.rfft(h)), "h24", "F"),
     "fake quantization": Case(lambda h: tf.quantization.fake_quant_with_min_max_args(h, -4.0, 4.0, 16), "h24", "F"),
     "crop_and_resize": Case(lambda x, y: tf.image.crop_and_resize(x, tf.abs(y), [0], [2, 2]), "h1331 h14", "F"),
+    "boxes": Case(_boxes, "h14", "F"),
 }
 _CASES = _HALF | _WIDE | _OF_TENSORFLOW
 
