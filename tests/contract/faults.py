@@ -27,22 +27,12 @@ class Fault(NamedTuple):
 
 
 def course_of(fault: Fault, rule: Rule = Rule()) -> Course:  # noqa: B008 - it is a tuple
-    """Return what a training with a fault must do.
-
-    Args:
-        fault: The fault.
-        rule: The settings of the manager.
-    """
+    """Return what a training with a fault must do."""
     return course(STRUCTURES[fault.structure], fault.steps, rule, skipped=fault.skipped)
 
 
 def healthy(step: int, replica: int = 0) -> Fed:
-    """Return finite gradients for the structure "all forms" with which float32 computes exactly.
-
-    Args:
-        step: The index of the step.
-        replica: The index of the replica.
-    """
+    """Return finite gradients for the structure "all forms" with which float32 computes exactly."""
     return {
         "kernel": np.float32([0.25 * (step + 1), -0.5 - replica, 0.125]),
         # In one of every four steps, both indices name the same row.
@@ -148,9 +138,7 @@ FAULTS = {
 
 #: Replacements for faults of `FAULTS` with TensorFlow 2.16 and 2.17. There XLA on CPUs computes float16 operations in
 #: float32, so that these gradients do not overflow.
-FAULTS_WITH_WIDE_FLOAT16 = {
-    "float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], []),
-}
+FAULTS_WITH_WIDE_FLOAT16 = {"float16: 100, whose scaled form overflows": _float16([1, 100, 100, 1], [])}
 
 #: More faults on one device, for some hosts only: each takes seconds.
 LARGE_FAULTS = {"one in 10 million: the same": _one_in("10 million")}
@@ -205,18 +193,13 @@ REPLICA_FAULTS = {
 
 
 #: The faults on two replicas, for hosts that sum gradients first: at a scale of 1 the opposite gradients cancel.
-REPLICA_FAULTS_IF_SUMMED_FIRST = REPLICA_FAULTS | {
-    OPPOSITE: REPLICA_FAULTS[OPPOSITE]._replace(skipped=range(1, 11)),
-}
+REPLICA_FAULTS_IF_SUMMED_FIRST = REPLICA_FAULTS | {OPPOSITE: REPLICA_FAULTS[OPPOSITE]._replace(skipped=range(1, 11))}
 
 
 def faults_of(host: str) -> Mapping[str, Fault]:
     """Return the faults for a host of `kit.installed.hosts`.
 
     Only a session of TF1 and the `tf.function` of each Keras have the faults with large variables.
-
-    Args:
-        host: The name of the host.
     """
     is_fed_large = host == "v1 graph, resource variables" or host.endswith(" function")
     faults = FAULTS | LARGE_FAULTS if is_fed_large else FAULTS
@@ -225,9 +208,5 @@ def faults_of(host: str) -> Mapping[str, Fault]:
 
 
 def replica_faults_of(host: str) -> Mapping[str, Fault]:
-    """Return the faults for a host of `kit.installed.replicated_hosts`.
-
-    Args:
-        host: The name of the host.
-    """
+    """Return the faults for a host of `kit.installed.replicated_hosts`."""
     return REPLICA_FAULTS_IF_SUMMED_FIRST if host in ("keras2", "tf_keras") else REPLICA_FAULTS

@@ -132,10 +132,7 @@ SCENARIOS = {
         [*_OK[:3], _SPIKE, _OK[0]], (11, 9), spikes=Spikes(max_norm=50), clips=True, rtol=1e-6
     ),
     "spike of a window": Scenario(
-        [*_OK[:2], _OK[2], _SPIKE, *_OK[4:6], _INF, _SPIKE],
-        (11, 10),
-        window=Window(2),
-        spikes=Spikes(max_norm=50),
+        [*_OK[:2], _OK[2], _SPIKE, *_OK[4:6], _INF, _SPIKE], (11, 10), window=Window(2), spikes=Spikes(max_norm=50)
     ),
     # The micro-batch that overflowed was not in the report if the mean of the others was a spike.
     "spike of a window with an overflow": Scenario(
@@ -145,9 +142,7 @@ SCENARIOS = {
         spikes=Spikes(max_norm=50),
     ),
     "saturation": Scenario(
-        [_OK[0], _kernel(64), _OK[1], _rows(-64), _rows(63), *_OK[2:5], _kernel(32)],
-        (12, 7),
-        limit=65536,
+        [_OK[0], _kernel(64), _OK[1], _rows(-64), _rows(63), *_OK[2:5], _kernel(32)], (12, 7), limit=65536
     ),
     "rule with settings": Scenario(
         [_INF, _OK[0], _INF, *_OK[:5], _NAN, _NAN, _OK[0], _SPARSE_NAN],

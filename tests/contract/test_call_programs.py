@@ -407,17 +407,15 @@ _IN_GRAPHS = [
 
 
 @pytest.mark.promise(9, 16)
-@pytest.mark.parametrize("way", ["eager", "function"])
-@pytest.mark.parametrize("program", _PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        *((program, way) for program in _PROGRAMS for way in ("eager", "function")),
+        *(pytest.param(program, "graph", marks=pytest.mark.graph) for program in _IN_GRAPHS),
+    ],
+)
 def test_calls_do_what_the_page_says(program: str, way: str) -> None:
     _WAYS[way](_PROGRAMS[program])
-
-
-@pytest.mark.promise(9, 16)
-@pytest.mark.graph
-@pytest.mark.parametrize("program", _IN_GRAPHS)
-def test_calls_in_a_graph_do_what_the_page_says(program: str) -> None:
-    _run_in_a_graph(_PROGRAMS[program])
 
 
 _GRADS = st.tuples(*[st.sampled_from([1.0, 1.0, -2.0, 1.0, math.inf, math.nan])] * 4)

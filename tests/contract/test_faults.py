@@ -1,21 +1,20 @@
 """Every fault on every host: a skipped step changes nothing, and training goes on as if it had not happened."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
 from faults import FAULTS, LARGE_FAULTS, REPLICA_FAULTS, Fault, course_of, faults_of, replica_faults_of
 from kit import checks
-from kit.hosts import Host
-from kit.installed import hosts, replicated_hosts, rows
+from kit.installed import Pair, hosts, replicated_hosts, rows
 from kit.oracle import Rule
 from kit.structures import STRUCTURES
 
 pytestmark = [
     # Keras 3 warns about the variable that the loss does not depend on.
-    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 ]
 
 _HOSTS = hosts()
@@ -25,10 +24,10 @@ _REPLICATED = replicated_hosts()
 class _Pair:
     """A host, and that of the same optimizer without tfmp; each is built and traced once for each structure."""
 
-    def __init__(self, name: str, make: Callable[[str], Host], make_plain: Callable[[str], Host]) -> None:
+    def __init__(self, name: str, hosts: Pair, **settings: Any) -> None:
         self.name = name
-        self.wrapped = cache(make)
-        self._plain = cache(make_plain)
+        self.wrapped = cache(lambda structure: hosts.make(STRUCTURES[structure], Rule(), **settings))
+        self._plain = cache(lambda structure: hosts.make_plain(STRUCTURES[structure], None))
 
     def violations(self, fault: Fault) -> list[str]:
         states = checks.train(self.wrapped(fault.structure), fault.steps)
@@ -37,12 +36,7 @@ class _Pair:
 
 @pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest) -> _Pair:
-    make, make_plain = _HOSTS[request.param]
-    return _Pair(
-        request.param,
-        lambda structure: make(STRUCTURES[structure], Rule()),
-        lambda structure: make_plain(STRUCTURES[structure], None),
-    )
+    return _Pair(request.param, _HOSTS[request.param])
 
 
 @pytest.mark.promise(1, 2, 3, 6, 5, 4)
@@ -84,12 +78,7 @@ def test_checkpoint_at_an_overflow_resumes(pair: _Pair, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def replicated_pair(request: pytest.FixtureRequest, strategy: tf.distribute.MirroredStrategy) -> _Pair:
-    make, make_plain = _REPLICATED[request.param]
-    return _Pair(
-        request.param,
-        lambda structure: make(STRUCTURES[structure], Rule(), strategy=strategy),
-        lambda structure: make_plain(STRUCTURES[structure], None),
-    )
+    return _Pair(request.param, _REPLICATED[request.param], strategy=strategy)
 
 
 @pytest.mark.promise(14)

@@ -11,8 +11,10 @@ from kit import checks
 from kit.hosts import State, state_of, told_by
 from kit.oracle import Rule
 from kit.scaler_hosts import Scaler
-from kit.structures import STRUCTURES, Fed
+from kit.structures import STRUCTURES
 from scenarios import SCENARIOS, STRUCTURE, Scenario
+
+import tfmp
 
 
 class _Descent:
@@ -34,27 +36,15 @@ class _Descent:
 
 
 class _Toy(Scaler):
-    """The toy in a loop with `tfmp.GradScaler`; without a rule, alone."""
-
-    def _make_inner(self) -> Any:
-        return _Descent()
+    """The toy in a loop with `tfmp.GradScaler`, which without a rule does nothing."""
 
     def _make(self) -> None:
         self._weights = {name: tf.Variable(value) for name, value in self.structure.initial.items()}
-        self._inner = self._make_inner()
+        self._inner, self.accumulator = _Descent(), None
         if self.rule is not None:
             self._set_up()
-
-    def _on_replica(self, fed: Fed) -> None:
-        if self.rule is not None:
-            super()._on_replica(fed)
-            return
-        with tf.GradientTape() as tape:
-            loss = self.structure.loss(self._weights, fed)
-        grads = tape.gradient(loss, list(self._weights.values()))
-        self._inner.apply_gradients(
-            zip(self._clip(grads) if self._clip else grads, self._weights.values(), strict=True)
-        )
+        else:
+            self.scaler = tfmp.GradScaler(enabled=False)
 
     def _apply(self, grads: Any) -> None:
         self.scaler.step(self._inner, zip(grads, self._weights.values(), strict=True))
@@ -68,13 +58,13 @@ class _Toy(Scaler):
 
 @cache
 def _bare(structure: str, clips: bool = False) -> _Toy:
-    return _Toy(None, STRUCTURES[structure], None, Scenario([], (), clips=clips).plain_settings)
+    return _Toy(STRUCTURES[structure], None, Scenario([], (), clips=clips).plain_settings)
 
 
 @pytest.mark.promise(1, 2, 3, 4, 5, 6)
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_toy_does_what_the_oracle_says(scenario: Scenario) -> None:
-    states = checks.train(_Toy(None, STRUCTURE, scenario.rule, scenario.settings), scenario.steps())
+    states = checks.train(_Toy(STRUCTURE, scenario.rule, scenario.settings), scenario.steps())
     plain = _bare("all forms", scenario.clips)
     assert checks.violations(scenario.course(), states, plain, rtol=scenario.rtol) == []
 
@@ -83,5 +73,5 @@ def test_toy_does_what_the_oracle_says(scenario: Scenario) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_toy_skips_faulty_steps(name: str) -> None:
     fault = FAULTS[name]
-    states = checks.train(_Toy(None, STRUCTURES[fault.structure], Rule()), fault.steps)
+    states = checks.train(_Toy(STRUCTURES[fault.structure], Rule()), fault.steps)
     assert checks.violations(course_of(fault), states, _bare(fault.structure)) == []

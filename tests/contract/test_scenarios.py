@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from kit import checks
 from kit.hosts import Host, V1Graph
 from kit.installed import Make, hosts, replicated_hosts, rows
 from kit.keras_hosts import compiled
-from kit.oracle import Rule
+from kit.oracle import Rule, Spikes, Window
+from kit.strategies import FEDS, RULES, SPIKES, WINDOWS
+from kit.structures import Fed, Structure
 from scenarios import REPLICATED, RESUMED, SCENARIOS, STRUCTURE, Scenario
 
 import tfmp
@@ -163,3 +167,47 @@ def test_graph_is_not_changed_by_its_steps() -> None:
     host.graph.finalize()
     states = checks.train(host, RESUMED.steps())
     assert [state.steps for state in states] == [each.applied for each in RESUMED.course().expected]
+
+
+_TWO_VARIABLES = Structure(
+    {"first": np.float32([1, 2]), "second": np.float32([3])},
+    {"first": tf.TensorSpec([2]), "second": tf.TensorSpec([1])},
+    # The reversal keeps TensorFlow's graph optimizer from cancelling the scale, as in `kit.structures`.
+    lambda variables, fed: tf.add_n(
+        [tf.reduce_sum(tf.reverse(variables[name], [0]) * tf.reverse(fed[name], [0])) for name in fed]
+    ),
+    {"momentum": 0.5},
+)
+
+_STEPPED = [
+    name
+    for name in _HOSTS
+    if name.startswith(("v1 graph", "v1 eager", "GradScaler"))
+    or (name.endswith((" function", "compiled update")) and name != "v1 function")
+]
+
+
+@cache
+def _plain_of_two(make: Make) -> Host:
+    return make(_TWO_VARIABLES, None)
+
+
+@pytest.mark.promise(1, 2, 3, 4, 5, 6, 7, 8, 10, 11)
+@pytest.mark.parametrize("name", rows(_STEPPED))
+# The health checks are suppressed because building a host takes a second and sequences have many values. To look for
+# the simplest of failing steps would take minutes.
+@settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)
+@given(rule=RULES, window=WINDOWS, spikes=SPIKES, feds=st.lists(FEDS, max_size=16))
+def test_random_outcomes_under_random_settings(
+    name: str, rule: Rule, window: Window | None, spikes: Spikes | None, feds: Sequence[Fed]
+) -> None:
+    # The mean of three micro-batches rounds.
+    rtol = 0 if window is None else 2e-6
+    scenario = Scenario(feds, (), rule, window, spikes, rtol=rtol, structure=_TWO_VARIABLES)
+    make, make_plain = _HOSTS[name]
+    states = checks.train(make(_TWO_VARIABLES, rule, scenario.settings), scenario.steps())
+    assert checks.violations(scenario.course(), states, _plain_of_two(make_plain), rtol=scenario.rtol) == []

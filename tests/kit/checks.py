@@ -12,12 +12,7 @@ from kit.oracle import Course, Steps
 
 
 def train(host: Host, steps: Steps) -> list[State]:
-    """Train from the start, and return the state before the first step and the state after each step.
-
-    Args:
-        host: The host that trains.
-        steps: What each step is fed.
-    """
+    """Train from the start, and return the state before the first step and the state after each step."""
     host.begin()
     return host.train(steps)
 
@@ -25,11 +20,7 @@ def train(host: Host, steps: Steps) -> list[State]:
 def violations(course: Course, states: Sequence[State], plain: Host | None, *, rtol: float = 0) -> list[str]:
     """Return sentences that describe the violated expectations; an empty list if there are none.
 
-    Args:
-        course: What the training must do.
-        states: The states of the training.
-        plain: The host of the same optimizer without tfmp, which takes the applied steps; None if one device cannot.
-        rtol: The relative error of weights and slots; by default they are equal.
+    `plain` is the host of the same optimizer without tfmp, which takes the applied steps; None if one device cannot.
     """
     plain_states = [] if plain is None else train(plain, [[fed] for fed in course.applied])
     if len(states) != len(course.expected):
@@ -60,11 +51,7 @@ def saved(state: State) -> Any:
 
 
 def description(states: Sequence[State]) -> str:
-    """Return a description of which steps were applied or skipped, and of the changes of the scale.
-
-    Args:
-        states: The states of the training.
-    """
+    """Return a description of which steps were applied or skipped, and of the changes of the scale."""
     phrases = []
     for applied, group in groupby(pairwise(states), lambda pair: pair[1].steps > pair[0].steps):
         pairs = list(group)

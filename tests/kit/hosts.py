@@ -6,6 +6,7 @@ A new host adds a class and a line in `kit.installed`, and is tested by all of t
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,21 +52,26 @@ def from_json(values: Sequence[Any]) -> State:
 class Host(abc.ABC):
     """An optimizer where it is used, such as a session or Keras' `fit`; it is built or traced once, and trains often.
 
-    Args:
-        structure: The structure to train.
-        rule: The settings of the exponential manager; None for an optimizer without tfmp.
-        make_settings: Makes further arguments of `tfmp.LossScaleOptimizer`; those of `tfmp.GradScaler` get the same
-            names. A `loss_scale_manager` takes the place of that of the rule. With `records_norm` norms are recorded,
-            and `clip` is what the script does to the gradients before it applies them; `wrap` wraps the optimizer in
-            place of `tfmp.LossScaleOptimizer`.
+    Without a `rule` the optimizer is not wrapped. `make_settings` makes the other arguments of the wrapper; those of
+    `tfmp.GradScaler` get the same names. Beside them, `records_norm` asks for norms, `clip` is what the script does to
+    the gradients, and `wrap` takes the place of `tfmp.LossScaleOptimizer`. Without a `strategy` there is one device.
     """
 
     #: What the host cannot do: names that scenarios need.
     lacks: frozenset[str] = frozenset()
 
-    def __init__(self, structure: Structure, rule: Rule | None, make_settings: Settings = dict) -> None:
-        self.structure = structure
-        self.rule = rule
+    def __init__(
+        self,
+        structure: Structure,
+        rule: Rule | None,
+        make_settings: Settings = dict,
+        *,
+        keras: ModuleType | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+    ) -> None:
+        self.structure, self.rule = structure, rule
+        self._keras: Any = keras
+        self._strategy = strategy or tf.distribute.get_strategy()
         self._make_settings = make_settings
         self._clip: Callable[[Sequence[Any]], Sequence[Any]] | None = make_settings().get("clip")
 
@@ -75,27 +81,20 @@ class Host(abc.ABC):
 
     @abc.abstractmethod
     def train(self, steps: Steps) -> list[State]:
-        """Take steps, and return the state before the first step and the state after each step.
+        """Take steps, and return the state before the first step and the state after each step."""
 
-        Args:
-            steps: The values that the steps are fed.
-        """
-
-    @abc.abstractmethod
     def save(self, directory: Path) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint."""
+        self._checkpoint().save(directory / "checkpoint")
 
-        Args:
-            directory: The directory for the checkpoint.
-        """
-
-    @abc.abstractmethod
     def restore(self, directory: Path) -> None:
-        """Restore a checkpoint.
+        """Begin anew, and restore a checkpoint."""
+        self.begin()
+        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
 
-        Args:
-            directory: The directory with the checkpoint.
-        """
+    def _checkpoint(self) -> tf.train.Checkpoint:
+        """Return the checkpoint of all that goes on."""
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the wrapper."""
@@ -125,11 +124,7 @@ class Host(abc.ABC):
 
 
 def told_by(opt: Any) -> dict[str, Any]:
-    """Return what a wrapper or a scaler tells, by the names of the fields of `Expected`.
-
-    Args:
-        opt: The wrapper or the scaler; another optimizer tells nothing.
-    """
+    """Return what a wrapper or a scaler tells, by the names of the fields of `Expected`; another one tells nothing."""
     # Horovod's optimizer for TensorFlow 1 does not forward the properties of the one within it.
     opt = opt if isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler) else getattr(opt, "_optimizer", opt)
     if not isinstance(opt, tfmp.LossScaleOptimizer | tfmp.GradScaler):
@@ -152,24 +147,14 @@ def told_by(opt: Any) -> dict[str, Any]:
 
 
 def state_of(moving: Sequence[Any], steps: Any, told: Mapping[str, Any]) -> State:
-    """Return a state made from values.
-
-    Args:
-        moving: The values that only an applied step may change.
-        steps: The host's count of steps.
-        told: The values of `told_by`.
-    """
+    """Return a state made from values."""
     return State(
         list(map(np.asarray, moving)), int(steps), tf.nest.map_structure(lambda value: np.asarray(value)[()], told)
     )
 
 
 def v1_optimizer(structure: Structure) -> tf1.train.Optimizer:
-    """Return an inner optimizer with the options of a structure.
-
-    Args:
-        structure: The structure to train.
-    """
+    """Return an inner optimizer with the options of a structure."""
     momentum = structure.options.get("momentum")
     return tf1.train.MomentumOptimizer(0.5, momentum) if momentum else tf1.train.GradientDescentOptimizer(0.5)
 
@@ -181,15 +166,7 @@ def minimize(
     variables: Sequence[tf.Variable],
     clip: Callable[[Sequence[Any]], Sequence[Any]] | None,
 ) -> Any:
-    """Minimize a loss by an optimizer of TensorFlow 1, whose gradients the script may clip.
-
-    Args:
-        opt: The optimizer, in a wrapper or not.
-        loss: The loss, as `minimize` takes it.
-        step: The global step.
-        variables: What is trained.
-        clip: What clips the gradients; None if nothing does.
-    """
+    """Minimize a loss by an optimizer of TensorFlow 1, whose gradients the script may clip."""
     if clip is None:
         return opt.minimize(loss, step, var_list=variables)
     grads, _ = zip(*opt.compute_gradients(loss, variables), strict=True)
@@ -197,25 +174,12 @@ def minimize(
 
 
 class V1Graph(Host):
-    """A `tf.compat.v1.train.Optimizer` in a session.
+    """A `tf.compat.v1.train.Optimizer` in a session."""
 
-    Args:
-        use_resource: Whether variables are resource variables; otherwise they are reference variables.
-        strategy: The strategy with the replicas; by default there is one device.
-    """
-
-    def __init__(
-        self,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        *,
-        use_resource: bool = True,
-        strategy: tf.distribute.Strategy | None = None,
-    ) -> None:
-        super().__init__(structure, rule, make_settings)
+    def __init__(self, *given: Any, use_resource: bool = True, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         self.graph = tf.Graph()
-        strategy = strategy or tf.distribute.get_strategy()
+        structure, strategy = self.structure, self._strategy
         with self.graph.as_default(), strategy.scope():
             variables = {
                 name: tf1.get_variable(
@@ -298,28 +262,16 @@ def replica_number() -> int:
 class Loop(Host):
     """A loop in eager code or in a function, whose variables are made anew by `begin`.
 
-    Args:
-        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
-            steps.
-        strategy: The strategy with the replicas; by default there is one device.
+    `compiled` makes a `tf.function` of a function that takes a step, and of its signature; None is for eager steps.
     """
 
-    def __init__(
-        self,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        *,
-        compiled: Callable[..., Any] | None = None,
-        strategy: tf.distribute.Strategy | None = None,
-    ) -> None:
-        super().__init__(structure, rule, make_settings)
+    def __init__(self, *given: Any, compiled: Callable[..., Any] | None = None, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         self._compiled = compiled
-        self._strategy = strategy or tf.distribute.get_strategy()
 
-    @abc.abstractmethod
     def _make(self) -> None:
         """Make the variables and the optimizer, in the strategy's scope."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _on_replica(self, fed: Fed) -> None:
@@ -329,13 +281,12 @@ class Loop(Host):
     def _state(self) -> State:
         """Return the state after the last step."""
 
-    @abc.abstractmethod
-    def _checkpoint(self) -> tf.train.Checkpoint:
-        """Return the checkpoint of all that goes on."""
-
     def begin(self) -> None:
         with self._strategy.scope():
             self._make()
+        self._compile()
+
+    def _compile(self) -> None:
         signature = [[dict(self.structure.fed)] * self._strategy.num_replicas_in_sync]
         self._run = self._compiled(self._take_step, signature) if self._compiled else self._take_step
 
@@ -347,14 +298,10 @@ class Loop(Host):
         return states
 
     def _take_step(self, feds: Sequence[Fed]) -> None:
-        run_on_replicas(self._strategy, self._on_replica, feds)
-
-    def save(self, directory: Path) -> None:
-        self._checkpoint().save(directory / "checkpoint")
-
-    def restore(self, directory: Path) -> None:
-        self.begin()
-        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
+        if len(feds) == 1:
+            self._on_replica(feds[0])
+        else:
+            self._strategy.run(lambda: self._on_replica(feds[replica_number()]))
 
 
 def step_counter() -> tf.Variable:
@@ -401,11 +348,6 @@ def weights_and_momenta(
     """Return the values of weights and of their slots on each replica.
 
     A slot that does not exist yet counts as 0, the value that it starts from.
-
-    Args:
-        strategy: The strategy with the replicas.
-        opt: The optimizer of TensorFlow 1.
-        weights: The weights.
     """
     slots = [opt.get_slot(weight, "momentum") for weight in weights]
     pairs = [*((weight, 1) for weight in weights)]
@@ -413,27 +355,8 @@ def weights_and_momenta(
     return [part * factor for each, factor in pairs for part in strategy.experimental_local_results(each)]
 
 
-def run_on_replicas(strategy: tf.distribute.Strategy, take_step: Callable[[Fed], Any], feds: Sequence[Fed]) -> None:
-    """Take a step on each replica of a strategy, or without one.
-
-    Args:
-        strategy: The strategy with the replicas.
-        take_step: Takes a step, given what its replica is fed.
-        feds: What each replica is fed.
-    """
-    if len(feds) == 1:
-        take_step(feds[0])
-    else:
-        strategy.run(lambda: take_step(feds[replica_number()]))
-
-
 def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
-    """Return the values that the steps of one replica are fed, as a dataset.
-
-    Args:
-        structure: The structure to train.
-        steps: The values that each step is fed.
-    """
+    """Return the values that the steps of one replica are fed, as a dataset."""
 
     def rows() -> Iterator[Fed]:
         for (fed,) in steps:
@@ -444,11 +367,7 @@ def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
 
 
 def initializer(value: np.ndarray) -> Any:
-    """Return the initializer of a variable.
-
-    Args:
-        value: The first value of the variable; if it is large, all its elements must be 1.
-    """
+    """Return the initializer of a variable; of a large one, all elements must be 1."""
     # A large value would become a large constant in the graph.
     is_large = value.size > 1000
     return tf1.ones_initializer() if is_large else lambda shape, dtype=None, **_: tf.reshape(value, shape)

@@ -39,21 +39,24 @@ def hosts() -> dict[str, Pair]:
     if hasattr(tf, "estimator"):
         found["Estimator"] = Pair(Estimator, V1Graph)
     found |= _V1
-    found["GradScaler, v1 eager"] = Pair(partial(Scaler, None), _V1_FUNCTION)
+    found["GradScaler, v1 eager"] = Pair(Scaler, _V1_FUNCTION)
     for title, keras in installed().items():
-        loop, plain = partial(KerasLoop, keras), partial(KerasLoop, keras, compiled=compiled)
+        loop, plain = partial(KerasLoop, keras=keras), partial(KerasLoop, keras=keras, compiled=compiled)
         found |= {
             f"{title} eager": Pair(loop, plain),
             f"{title} function": Pair(plain, plain),
             f"{title} XLA": Pair(partial(loop, compiled=by_xla), plain),
-            f"{title} fit": Pair(partial(KerasFit, keras), plain),
-            f"GradScaler, {title} function": Pair(partial(Scaler, keras, compiled=compiled), plain),
+            f"{title} fit": Pair(partial(KerasFit, keras=keras), plain),
+            f"GradScaler, {title} function": Pair(partial(Scaler, keras=keras, compiled=compiled), plain),
         }
         if title == "keras3":
             found[f"{title} compiled update"] = Pair(partial(loop, compiled=compiled, jit_compile=True), plain)
     for title, keras in _with_legacy().items():
-        plain = partial(LegacyLoop, keras, compiled=compiled)
-        found |= {f"{title} eager": Pair(partial(LegacyLoop, keras), plain), f"{title} function": Pair(plain, plain)}
+        plain = partial(LegacyLoop, keras=keras, compiled=compiled)
+        found |= {
+            f"{title} eager": Pair(partial(LegacyLoop, keras=keras), plain),
+            f"{title} function": Pair(plain, plain),
+        }
     return found | _legacy_graphs()
 
 
@@ -64,16 +67,16 @@ def replicated_hosts() -> dict[str, Pair]:
         return found
     # Under a strategy Keras 3 fails to average the weights.
     in_function = {"compiled": compiled, "averages": False}
-    loops = {title: partial(KerasLoop, keras, **in_function) for title, keras in installed().items()}
-    loops |= {title: partial(LegacyLoop, keras, **in_function) for title, keras in _with_legacy().items()}
+    loops = {title: partial(KerasLoop, keras=keras, **in_function) for title, keras in installed().items()}
+    loops |= {title: partial(LegacyLoop, keras=keras, **in_function) for title, keras in _with_legacy().items()}
     found |= {title: Pair(loop, loop) for title, loop in loops.items()}
     if "keras3" in loops:
         loop = loops["keras3"]
         found["keras3 compiled update"] = Pair(partial(loop, jit_compile=True), loop)
     found |= _V1
-    found["GradScaler, v1 function"] = Pair(partial(Scaler, None, compiled=compiled), _V1_FUNCTION)
+    found["GradScaler, v1 function"] = Pair(partial(Scaler, compiled=compiled), _V1_FUNCTION)
     return found | {
-        f"GradScaler, {title} eager": Pair(partial(Scaler, keras, averages=False), loops[title])
+        f"GradScaler, {title} eager": Pair(partial(Scaler, keras=keras, averages=False), loops[title])
         for title, keras in installed().items()
     }
 
@@ -85,7 +88,7 @@ def rows(names: Iterable[str]) -> list[Any]:
 
 
 def _legacy_graphs() -> dict[str, Pair]:
-    makes = {f"{title} graph": partial(LegacyGraph, keras) for title, keras in _with_legacy().items()}
+    makes = {f"{title} graph": partial(LegacyGraph, keras=keras) for title, keras in _with_legacy().items()}
     return {title: Pair(make, make) for title, make in makes.items()}
 
 

@@ -2,43 +2,29 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, Settings, State, V1Graph, dataset, run_on_replicas, state_of, told_by
+from kit.hosts import Host, Loop, Settings, State, V1Graph, dataset, state_of, told_by
 from kit.oracle import Rule, Steps
 from kit.structures import Fed, Structure
 
 
 class _Keras(Host):
-    """The base class of loops and `fit`: it resets, saves and restores variables, and reads the state.
-
-    Args:
-        keras: The Keras package.
-        structure: The structure to train.
-    """
-
-    def __init__(
-        self,
-        keras: ModuleType,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-    ) -> None:
-        super().__init__(structure, rule, make_settings)
-        self._keras = keras
+    """The base class of loops and `fit`: it resets, saves and restores variables, and reads the state."""
 
     def _set_up(self, weights: Sequence[Any], opt: Any) -> None:
         self._weights = [of_tensorflow(weight) for weight in weights]
         self._opt = opt
         inner = opt.inner_optimizer if isinstance(opt, tfmp.LossScaleOptimizer) else opt
         self._moving = [*self._weights, *map(of_tensorflow, self._variables(inner))]
-        self._held = list(dict.fromkeys(map(_Identity, [*self._moving, *map(of_tensorflow, self._variables(opt))])))
-        self._at_start = [each.variable.numpy() for each in self._held]
+        held = [*self._moving, *map(of_tensorflow, self._variables(opt))]
+        # By identity: variables compare by value.
+        self._held = list({id(each): each for each in held}.values())
+        self._at_start = [each.numpy() for each in self._held]
 
     def _built(self, weights: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return an optimizer with these options that has made its variables."""
@@ -51,75 +37,45 @@ class _Keras(Host):
 
     def begin(self) -> None:
         for each, value in zip(self._held, self._at_start, strict=True):
-            each.variable.assign(value)
-
-    def save(self, directory: Path) -> None:
-        self._checkpoint().save(directory / "checkpoint")
-
-    def restore(self, directory: Path) -> None:
-        self.begin()
-        self._checkpoint().restore(tf.train.latest_checkpoint(directory)).assert_existing_objects_matched()
+            each.assign(value)
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(weights=self._weights, optimizer=self._opt)
 
     def _state(self) -> State:
-        results = tf.distribute.get_strategy().experimental_local_results
-        moving = [part.numpy() for variable in self._moving for part in results(variable)]
-        return state_of(moving, self._opt.iterations.numpy(), told_by(self._opt))
+        with self._strategy.scope():
+            results = self._strategy.experimental_local_results
+            moving = [part.numpy() for variable in self._moving for part in results(variable)]
+            return state_of(moving, self._opt.iterations.numpy(), told_by(self._opt))
 
 
-class KerasLoop(_Keras):
-    """A custom training loop.
+class KerasLoop(_Keras, Loop):
+    """A custom training loop, with the wrapper's setting `jit_compile`.
 
-    Args:
-        compiled: Makes a `tf.function` from a function that takes a step, and its input signature; None for eager
-            steps.
-        jit_compile: The wrapper's setting of that name, for Keras 3.
-        strategy: The strategy with the replicas; by default there is one device.
-        averages: Whether the optimizer averages the weights if the structure's options say so. Under a strategy this
-            fails in Keras 3.
+    Without `averages` the optimizer averages no weights, as the structure may ask for: under a strategy Keras 3 fails.
     """
 
     def __init__(
         self,
-        keras: ModuleType,
         structure: Structure,
         rule: Rule | None,
         make_settings: Settings = dict,
         *,
-        compiled: Callable[..., Any] | None = None,
         jit_compile: bool | None = None,
-        strategy: tf.distribute.Strategy | None = None,
         averages: bool = True,
+        **settings: Any,
     ) -> None:
         compiles = {} if jit_compile is None else {"jit_compile": jit_compile}
-        super().__init__(keras, structure, rule, lambda: {**compiles, **make_settings()})
-        self._strategy = strategy or tf.distribute.get_strategy()
+        super().__init__(structure, rule, lambda: {**compiles, **make_settings()}, **settings)
         options = {name: value for name, value in structure.options.items() if averages or "ema" not in name}
         with self._strategy.scope():
-            make = getattr(keras, "Variable", tf.Variable)
+            make = getattr(self._keras, "Variable", tf.Variable)
             weights = {
                 name: make(value, name=name, dtype=value.dtype.name) for name, value in structure.initial.items()
             }
             self._set_up(list(weights.values()), self._built(list(weights.values()), options))
         self._by_name = weights
-        signature = [[dict(structure.fed)] * self._strategy.num_replicas_in_sync]
-        self._step = compiled(self._take_step, signature) if compiled else self._take_step
-
-    def train(self, steps: Steps) -> list[State]:
-        states = [self._replicated_state()]
-        for feds in steps:
-            self._step([tf.nest.map_structure(tf.convert_to_tensor, dict(fed)) for fed in feds])
-            states.append(self._replicated_state())
-        return states
-
-    def _replicated_state(self) -> State:
-        with self._strategy.scope():
-            return self._state()
-
-    def _take_step(self, feds: Sequence[Fed]) -> None:
-        run_on_replicas(self._strategy, self._on_replica, feds)
+        self._compile()
 
     def _on_replica(self, fed: Fed) -> None:
         variables = {name: of_tensorflow(weight) for name, weight in self._by_name.items()}
@@ -140,25 +96,15 @@ class KerasLoop(_Keras):
 
 
 class KerasFit(_Keras):
-    """Training with a model's `fit`.
-
-    Args:
-        compile_settings: More arguments for the model's `compile`.
-    """
+    """Training with a model's `fit`."""
 
     lacks = frozenset({"clip"})
 
-    def __init__(
-        self,
-        keras: ModuleType,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        **compile_settings: Any,
-    ) -> None:
-        super().__init__(keras, structure, rule, make_settings)
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        structure = self.structure
 
-        class Model(keras.Model):  # type: ignore[name-defined]
+        class Model(self._keras.Model):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 super().__init__()
                 self.held = {
@@ -176,7 +122,7 @@ class KerasFit(_Keras):
         for weight, value in zip(weights, structure.initial.values(), strict=True):
             weight.assign(value)
         opt = self._built(weights, structure.options)
-        self._model.compile(opt, loss=_output, **compile_settings)
+        self._model.compile(opt, loss=_output)
         self._set_up(weights, opt)
 
     def train(self, steps: Steps) -> list[State]:
@@ -210,24 +156,9 @@ class LegacyLoop(KerasLoop):
 
 
 class LegacyGraph(V1Graph):
-    """A legacy optimizer in a session, which counts its steps in the global step, as under Estimator.
-
-    Args:
-        settings: More arguments of `V1Graph`.
-    """
+    """A legacy optimizer in a session, which counts its steps in the global step, as under Estimator."""
 
     lacks = frozenset({"clip"})
-
-    def __init__(
-        self,
-        keras: ModuleType,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        **settings: Any,
-    ) -> None:
-        self._keras = keras
-        super().__init__(structure, rule, make_settings, **settings)
 
     def _make_optimizer(self, step: tf.Variable) -> Any:
         opt = self.optimizer(legacy_sgd(self._keras, self.structure.options))
@@ -243,12 +174,7 @@ class LegacyGraph(V1Graph):
 
 
 def legacy_sgd(keras: ModuleType, options: Mapping[str, Any]) -> Any:
-    """Return a legacy optimizer with the options of a structure that it has.
-
-    Args:
-        keras: The Keras package.
-        options: The options of a structure.
-    """
+    """Return a legacy optimizer with the options of a structure that it has."""
     return keras.optimizers.legacy.SGD(0.5, **{name: value for name, value in options.items() if "ema" not in name})
 
 
@@ -258,13 +184,7 @@ def _output(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
 
 
 def compiled(step: Callable[..., Any], signature: Any, **settings: Any) -> Callable[..., Any]:
-    """Return a `tf.function` that takes a step, and is traced once.
-
-    Args:
-        step: The Python function that takes a step.
-        signature: The input signature of the function.
-        settings: More arguments for `tf.function`.
-    """
+    """Return a `tf.function` that takes a step, and is traced once."""
     # Without AutoGraph: it would take seconds to look through all code that a step calls, and find nothing to convert.
     return tf.function(step, input_signature=signature, autograph=False, **settings)
 
@@ -273,22 +193,5 @@ by_xla = functools.partial(compiled, jit_compile=True)
 
 
 def of_tensorflow(variable: Any) -> tf.Variable:
-    """Return the `tf.Variable` inside a Keras 3 variable; a `tf.Variable` is returned as it is.
-
-    Args:
-        variable: A variable of TensorFlow or Keras 3.
-    """
+    """Return the `tf.Variable` inside a Keras 3 variable; a `tf.Variable` is returned as it is."""
     return variable if isinstance(variable, tf.Variable) else variable.value
-
-
-class _Identity:
-    """A variable that is compared by identity: `tf.Variable` itself compares by value."""
-
-    def __init__(self, variable: tf.Variable) -> None:
-        self.variable = variable
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.variable is other.variable
-
-    def __hash__(self) -> int:
-        return id(self.variable)

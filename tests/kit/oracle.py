@@ -91,12 +91,7 @@ class Course(NamedTuple):
 
 
 def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
-    """Return the scale before the first step, and the scale after each step.
-
-    Args:
-        skipped: For each step, whether its gradients overflowed.
-        rule: The settings of the manager.
-    """
+    """Return the scale before the first step, and the scale after each step."""
     forgiving = 1 - rule.hysteresis
     scale, good, bad, steps = rule.init_loss_scale, 0, forgiving, 0
     seen = [scale]
@@ -116,12 +111,7 @@ def scales(skipped: Iterable[bool], rule: Rule) -> list[float]:
 
 
 def spikes(norms: Iterable[float], rule: Spikes) -> list[bool]:
-    """Return for each step whether it is skipped as a spike.
-
-    Args:
-        norms: The norms of the steps; those that are not finite overflowed.
-        rule: The settings of the detector.
-    """
+    """Return for each step whether it is skipped as a spike."""
     before: list[float] = []
     in_a_row = 0
     found = []
@@ -153,17 +143,10 @@ def course(
     limit: float = math.inf,
     skipped: Sequence[int] | None = None,
 ) -> Course:
-    """Return what a training must do.
+    """Return what a training must do, of which each step is a micro-batch if there is accumulation.
 
-    Args:
-        structure: What is trained.
-        steps: What each micro-batch is fed; each is a step if there is no accumulation.
-        rule: The settings of the manager.
-        window: The settings of accumulation.
-        detector: The settings of the spike detector; None if there is none.
-        limit: The magnitude from which a scaled gradient counts as an overflow.
-        skipped: The steps that overflow, if they are known; norms and what overflowed are then unknown. By default the
-            steps with a gradient that is not finite in float32 when it is scaled.
+    From the magnitude `limit`, a scaled gradient counts as an overflow. By default those steps overflow whose gradients
+    are not finite in float32 when they are scaled; with `skipped`, norms and what overflowed are unknown.
     """
     counts = {} if skipped is not None else dict.fromkeys(structure.initial, 0)
     known = [Expected(loss_scale=rule.init_loss_scale, overflowed=counts)]
@@ -208,13 +191,7 @@ def course(
 
 
 def combined(structure: Structure, feds: Sequence[Fed], factor: float = 1) -> Fed:
-    """Return what gives one device a factor times the sum of several gradients.
-
-    Args:
-        structure: What is trained.
-        feds: What gives the gradients.
-        factor: The factor.
-    """
+    """Return what gives one device a factor times the sum of several gradients."""
     if len(feds) == 1 and factor == 1:
         return feds[0]
     rows, indices = (
@@ -230,12 +207,7 @@ def combined(structure: Structure, feds: Sequence[Fed], factor: float = 1) -> Fe
 
 
 def norm_of(structure: Structure, fed: Fed) -> float:
-    """Return the norm of the gradients in float64; rows of a sparse gradient with the same index are added.
-
-    Args:
-        structure: What is trained.
-        fed: What gives the gradients.
-    """
+    """Return the norm of the gradients in float64; rows of a sparse gradient with the same index are added."""
     squares = 0.0
     for name, (values, indices) in structure.gradients(fed).items():
         dense = np.zeros(structure.initial[name].shape)

@@ -1,39 +1,25 @@
 """The hosts that are loops with `tfmp.GradScaler`, around optimizers of TensorFlow 1 and of each Keras."""
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Loop, Settings, State, state_of, step_counter, told_by, v1_optimizer, weights_and_momenta
+from kit.hosts import Loop, State, state_of, step_counter, told_by, v1_optimizer, weights_and_momenta
 from kit.keras_hosts import of_tensorflow
-from kit.oracle import Rule
-from kit.structures import Fed, Structure
+from kit.structures import Fed
 
 
 class Scaler(Loop):
     """A loop that scales, differentiates, steps and updates; with an accumulator it adds up the gradients first.
 
-    Args:
-        keras: The Keras package; None for an optimizer of TensorFlow 1.
-        averages: Whether the optimizer averages the weights if the structure's options say so.
-        settings: More arguments of `Loop`.
+    Without a `keras` the optimizer is one of TensorFlow 1.
     """
 
-    def __init__(
-        self,
-        keras: ModuleType | None,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        *,
-        averages: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(structure, rule, make_settings, **settings)
-        self._keras, self._averages = keras, averages
+    def __init__(self, *given: Any, averages: bool = True, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._averages = averages
 
     def _make(self) -> None:
         make = tf.Variable if self._keras is None else getattr(self._keras, "Variable", tf.Variable)

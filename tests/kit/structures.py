@@ -31,11 +31,7 @@ class Structure(NamedTuple):
     sparse: Mapping[str, tuple[str, str]] = {}
 
     def gradients(self, fed: Fed) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
-        """Return the gradients of the variables that the loss depends on: values, and the indices of their rows.
-
-        Args:
-            fed: The values that one replica is fed.
-        """
+        """Return the gradients of the variables that the loss depends on: values, and the indices of their rows."""
         dense = {name: (fed[name], None) for name in self.initial if name in fed}
         return dense | {name: (fed[rows], fed[indices]) for name, (rows, indices) in self.sparse.items()}
 
@@ -70,20 +66,13 @@ STRUCTURES = {
             "table": np.float32([[1, 2], [3, 4], [5, 6], [7, 8]]),
             "unused": np.float32([9]),
         },
-        {
-            "kernel": tf.TensorSpec([3]),
-            "rows": tf.TensorSpec([None, 2]),
-            "indices": tf.TensorSpec([None], tf.int32),
-        },
+        {"kernel": tf.TensorSpec([3]), "rows": tf.TensorSpec([None, 2]), "indices": tf.TensorSpec([None], tf.int32)},
         _loss_of_all_forms,
         {"momentum": 0.5, "use_ema": True, "ema_momentum": 0.5},
         {"table": ("rows", "indices")},
     ),
     "float16": Structure(
-        {"half": np.float16([1, 0]), "bias": np.float32([1])},
-        {"half": tf.TensorSpec([2])},
-        _loss_of_float16,
-        {},
+        {"half": np.float16([1, 0]), "bias": np.float32([1])}, {"half": tf.TensorSpec([2])}, _loss_of_float16, {}
     ),
     "empty": Structure(
         {"empty": np.zeros([0, 3], np.float32), "bias": np.float32([1])},

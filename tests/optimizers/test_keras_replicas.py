@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, num_programs, optimizer, skip_before, variable
+from kit import checks
+from kit.keras_hosts import KerasLoop
 from replica_training import FitOnReplicas, inputs, ours, values
+from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 
@@ -55,6 +58,17 @@ def test_fit_keeps_replicas_one_through_random_overflows_and_gradients_sparse(
     if not counts:
         assert [before[0][:2] == after[0][:2] for before, after in pairwise(states)] == skipped[1:]
         assert tf.IndexedSlices in kinds
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@for_every_keras()
+def test_replicas_in_eager_code_do_what_the_oracle_says(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    scenario = REPLICATED["norms of sums"]
+    host = KerasLoop(STRUCTURE, scenario.rule, scenario.settings, keras=keras, strategy=two_replicas, averages=False)
+    states = checks.train(host, scenario.steps())
+    assert checks.violations(scenario.course(), states, KerasLoop(STRUCTURE, None, keras=keras, averages=False)) == []
 
 
 @for_every_keras2

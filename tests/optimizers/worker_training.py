@@ -78,7 +78,8 @@ def hosts_of_workers() -> dict[str, Any]:
     found = {name: pair.make for name, pair in replicated_hosts().items() if name not in {"v1 graph", "v1 eager"}}
     loop = {"compiled": compiled, "averages": False, "jit_compile": True}
     return found | {
-        f"{title} compiled update": functools.partial(KerasLoop, keras, **loop) for title, keras in installed().items()
+        f"{title} compiled update": functools.partial(KerasLoop, keras=keras, **loop)
+        for title, keras in installed().items()
     }
 
 

@@ -1,7 +1,6 @@
 """Models of any Keras with given weights, and what must be as before when a check has ended."""
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -86,14 +85,13 @@ def mse(outputs: Any, labels: Any) -> tf.Tensor:
 
 def counted(*arrays: Any) -> tfmp.ranges.RangeHistogram:
     """Count the exponents of the values of arrays by NumPy."""
-    values = np.concatenate([np.float64(array).ravel() for array in arrays])
-    exponents = np.frexp(values[np.isfinite(values) & (values != 0)])[1] - 1
-    names = [
-        str(exponent) if -150 <= exponent < 128 else "below" if exponent < 0 else "above" for exponent in exponents
-    ]
-    others = {"zero": values == 0, "infinite": np.isinf(values), "nan": np.isnan(values)}
-    names += [name for name, are in others.items() for _ in range(np.count_nonzero(are))]
-    return tfmp.ranges.RangeHistogram.from_dict(Counter(names))
+    with np.errstate(invalid="ignore"):  # of signaling NaN
+        values = np.concatenate([np.float64(array).ravel() for array in arrays])
+    # NumPy's mantissas are from 0.5 to 1.
+    exponents = np.frexp(values[np.isfinite(values) & (values != 0)])[1].astype(np.int64) - 1
+    bins = np.bincount(exponents[(exponents >= -150) & (exponents < 128)] + 150, minlength=278)
+    others = [values == 0, np.isinf(values), np.isnan(values), exponents < -150, exponents >= 128]
+    return tfmp.ranges.RangeHistogram(np.array([*bins, *map(np.count_nonzero, others)]))
 
 
 def gradients(model: Any, loss: Callable[[], tf.Tensor], scale: float = 1.0) -> list[Any]:

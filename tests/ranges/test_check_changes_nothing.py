@@ -59,14 +59,6 @@ def test_model_is_as_before_and_a_second_check_finds_the_same(
     assert reports[0].keep_float32 == (["inside"] if make is _with_layers_that_are_kept else [])
 
 
-@for_every_keras()
-def test_training_goes_on_as_without_a_check(keras: ModuleType) -> None:
-    model, twin = _trained(keras), _trained(keras)
-    check(model, None, [data(1)])
-    for one, other in zip(_fit(model).get_weights(), _fit(twin).get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 class _Interrupted(Exception):  # noqa: N818 - not an error of the check
     pass
 

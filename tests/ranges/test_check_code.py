@@ -1,6 +1,7 @@
 """check_precision for raw TensorFlow: functions of eager code, and the losses of TF1 graphs."""
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -312,6 +313,18 @@ def test_next_random_numbers_and_variables_are_those_without_a_check() -> None:
         return [first.numpy().tolist(), tf.random.normal([2]).numpy().tolist(), w.numpy().tolist()]
 
     assert numbers(0) == numbers(1) == numbers(2)
+
+
+def test_probe_in_another_thread_is_not_seen() -> None:
+    w = tf.Variable(2.0, name="w")
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        thread = threading.Thread(target=lambda: tfmp.ranges.probe(x, "other"))
+        thread.start()
+        thread.join()
+        return tfmp.ranges.probe(x * w, "own")
+
+    assert _names(check(loss, None, [tf.ones([])])) == ["own", "w"]
 
 
 def test_variables_of_one_name_are_told_apart() -> None:

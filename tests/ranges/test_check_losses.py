@@ -12,9 +12,6 @@ from kerases import for_every_keras, skip_before
 
 import tfmp
 
-# The losses of tf_keras are those of Keras 2.15.
-for_one_keras_of_each_kind = for_every_keras("keras3", "keras2")
-
 
 class Case(NamedTuple):
     """A model, what it is compiled with, a batch, and what else `loss_fn` may be for the loss to be the same."""
@@ -114,7 +111,7 @@ _CASES: dict[str, Callable[[ModuleType], Case]] = {
 
 # Keras 2 itself warns that the metrics are not weighted.
 @pytest.mark.parametrize("name", _CASES)
-@for_one_keras_of_each_kind
+@for_every_keras("keras3", "keras2")
 def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> None:
     if name == "regularized activations":
         skip_before((3, 14), keras, "it cannot compute such a loss in float16")
@@ -139,7 +136,7 @@ def test_loss_and_gradients_are_those_of_fit(keras: ModuleType, name: str) -> No
         assert np.abs(found.counts - of_all.counts).sum() <= 2
 
 
-@for_one_keras_of_each_kind
+@for_every_keras("keras3", "keras2")
 def test_loss_fn_goes_before_the_compiled_loss_whose_sum_is_taken_if_it_is_not_reduced(keras: ModuleType) -> None:
     model = with_given_weights(keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="only")]))
     summed, each = (keras.losses.MeanSquaredError(reduction=reduction) for reduction in ("sum", "none"))

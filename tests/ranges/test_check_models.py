@@ -14,9 +14,6 @@ import tfmp
 
 _histogram = tfmp.ranges.RangeHistogram.of
 
-# What is the same in tf_keras as in Keras 2.15 is not run twice where both Keras 3 and tf_keras are.
-for_one_keras_of_each_kind = for_every_keras("keras3", "keras2")
-
 
 def _names(report: tfmp.ranges.PrecisionReport) -> list[str]:
     return [layer.name for layer in report.layers]
@@ -175,7 +172,7 @@ def test_ranges_are_those_of_float32_whatever_the_types_of_the_model(keras: Modu
             assert found == layer
 
 
-@for_one_keras_of_each_kind
+@for_every_keras("keras3", "keras2")
 def test_batches_are_taken_one_by_one_and_summed_whatever_gives_them(keras: ModuleType) -> None:
     model, batches = dense_model(keras), [data(seed) for seed in range(2)]
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))

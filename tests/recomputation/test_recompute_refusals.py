@@ -114,17 +114,9 @@ def _state_that_is_kept_later() -> object:
     ("call", "error", "message"),
     [
         (lambda: tfmp.recompute(3), TypeError, r"function must be callable, got 3: pass the function itself"),
-        (
-            lambda: tfmp.recompute(installed_keras.layers.Dense(2, name="head")),
-            TypeError,
-            r"layer 'head': write tfmp\.Recompute\(",
-        ),
+        (lambda: tfmp.recompute(installed_keras.layers.Dense(2, name="head")), TypeError, r"'head': write tfmp\.Rec"),
         (lambda: tfmp.recompute(tfmp.recompute(tf.tanh)), ValueError, "tanh is recomputed already: a wrapper around"),
-        (
-            lambda: _called(lambda x: x * float(x.numpy())),
-            ValueError,
-            r"<lambda> cannot be recomputed in eager code, be",
-        ),
+        (lambda: _called(lambda x: x * float(x.numpy())), ValueError, "<lambda> cannot be recomputed in eager code"),
         (lambda: _called(lambda x: x * tf.Variable(2.0)), ValueError, r"<lambda> makes variables on its second run"),
         (_second_kind_of_call, ValueError, r"\(RandomUniform\) draws other random numbers"),
         (_state_that_is_kept_later, ValueError, r"\(RandomUniform\) draws other random numbers"),
@@ -183,7 +175,7 @@ _A, _B, _A3 = ("a", [2]), ("b", [2]), ("a", [3])
         (lambda: _assigning(use_resource=True), r"changes a variable, which would happen twice"),
         (
             lambda: tf.while_loop(lambda x: x < 3, tfmp.recompute(lambda x: x * 2), [1.0]),
-            r"<lambda> cannot be recomputed in the body of a tf.while_loop of TF1",
+            "the body of a tf.while_loop of TF1",
         ),
     ],
 )
@@ -220,11 +212,7 @@ _NO_LAYER = "layer must be a layer or model of Keras, got .*tfmp.recompute takes
     [
         *((lambda _, layer=layer: tfmp.Recompute(layer), TypeError, _NO_LAYER) for layer in (None, "dense", [1])),
         (lambda keras: tfmp.Recompute(keras.activations.relu), TypeError, _NO_LAYER),
-        (
-            lambda keras: tfmp.Recompute(tfmp.Recompute(dense(keras, 2))),
-            ValueError,
-            "tfmp.Recompute already: wrap it once",
-        ),
+        (lambda keras: tfmp.Recompute(tfmp.Recompute(dense(keras, 2))), ValueError, "already: wrap it once"),
         (lambda keras: _Mine(dense(keras, 2)), TypeError, "_Mine subclasses tfmp.Recompute, .*: wrap a layer instead"),
     ],
 )
@@ -338,12 +326,7 @@ _LAYERS = "block, block/up, block/down, head"
         (_subclassed, ["head"], TypeError, "'subclassed' is a Net, which is subclassed and cannot be rebuilt: wrap"),
         (lambda _: "net", ["head"], TypeError, "model must be a model of Keras, got 'net' of type str"),
         (_with_own_call, ["head"], TypeError, "'net' is of the class Doubled and .* a `call` of its own.* Wrap its"),
-        (
-            _with_attribute_that_cannot_be_set,
-            ["head"],
-            TypeError,
-            "of the class Once .*: ValueError: limit is negative",
-        ),
+        (_with_attribute_that_cannot_be_set, ["head"], TypeError, "of the class Once .*: ValueError: limit is"),
     ],
 )
 @for_every_keras()

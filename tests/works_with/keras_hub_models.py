@@ -215,11 +215,7 @@ _SUBJECTS: dict[str, Callable[[], suite.Subject]] = {
         rounding=_ROUNDS,
     ),
     "WhisperBackbone": lambda: _subject(
-        _whisper,
-        _transcripts,
-        r".*/transformer_(en|de)coder_layer_\d+",
-        has_loss=False,
-        rounding=_ROUNDS,
+        _whisper, _transcripts, r".*/transformer_(en|de)coder_layer_\d+", has_loss=False, rounding=_ROUNDS
     ),
     "ViTImageClassifier": lambda: _subject(
         _vit, _images, r".*/vit_encoder", learning_rate=1e-3, tolerance=2e-2, trains_on_replicas=True

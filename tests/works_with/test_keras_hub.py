@@ -32,10 +32,7 @@ class TestKerasHub(suite.Suite):
 
 #: What multiplies in float32, by the names of ops: Keras does not cast the table of an Embedding, so that logits made
 #: by it are float32, and keras-hub not the angles of positions.
-_MULTIPLIES_FLOAT32 = {
-    "GemmaCausalLM": "token_embedding|rotary_embedding",
-    "T5Backbone": "(self|cross)_attention",
-}
+_MULTIPLIES_FLOAT32 = {"GemmaCausalLM": "token_embedding|rotary_embedding", "T5Backbone": "(self|cross)_attention"}
 
 
 @_all_models

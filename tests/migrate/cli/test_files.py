@@ -160,8 +160,6 @@ def _with_ends(end: bytes, lead: bytes = b"") -> tuple[str, bytes, bytes]:
     ("name", "before", "after"),
     [
         *((name, _SCRIPT, _REWRITTEN) for name in ("train", "train.txt", "train.py.bak", "train.pyw")),
-        _with_ends(b"\n"),
-        _with_ends(b"\r\n"),
         _with_ends(b"\r"),
         _with_ends(b"\n", codecs.BOM_UTF8),
         _with_ends(b"\r\n", "# coding: latin-1\n# \u00e9\n".encode("latin-1")),

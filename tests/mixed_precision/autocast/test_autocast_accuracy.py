@@ -68,10 +68,7 @@ _V1 = tf.compat.v1.losses
 _OF_TENSORFLOW_1: dict[str, _Loss] = {
     **{
         name: lambda z, y, name=name: getattr(_V1, name)(y, z)  # type: ignore[misc] # the default argument
-        for name in (
-            *("absolute_difference", "hinge_loss", "huber_loss", "mean_pairwise_squared_error", "mean_squared_error"),
-            *("sigmoid_cross_entropy", "softmax_cross_entropy"),
-        )
+        for name in ("huber_loss", "mean_pairwise_squared_error", "sigmoid_cross_entropy", "softmax_cross_entropy")
     },
     "cosine_distance": lambda z, y: _V1.cosine_distance(y, z, axis=1),
     "log_loss": lambda z, y: _V1.log_loss(y, tf.sigmoid(z)),
@@ -88,12 +85,9 @@ _OF_KERAS: dict[str, _Loss] = {
     for name, predicted in {
         "CategoricalCrossentropy": tf.nn.softmax,
         "BinaryCrossentropy": tf.sigmoid,
-        "BinaryFocalCrossentropy": tf.sigmoid,
-        "KLDivergence": tf.nn.softmax,
         "Poisson": tf.nn.softplus,
         "LogCosh": tf.identity,
         "CosineSimilarity": tf.identity,
-        "Huber": tf.identity,
     }.items()
 }
 _ALL = _LOSSES | _OF_TENSORFLOW_1 | _OF_KERAS

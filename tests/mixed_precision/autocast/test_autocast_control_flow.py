@@ -303,26 +303,8 @@ def _loops(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return x, y
 
 
-def _loop_with_break(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    total, last = 0.0, tf.zeros([2])
-    for row in x:
-        last = tf.linalg.matvec(tf.eye(2), row)
-        if tf.reduce_sum(last) > 5:
-            break
-        total += tf.reduce_sum(last)
-    return total, last
-
-
-def _recurrent(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    state, array = tf.zeros([1, 2]), tf.TensorArray(tf.float32, 2)
-    for i in tf.range(2):
-        state = tf.nn.relu(x[i][tf.newaxis] @ tf.eye(2) + state @ tf.eye(2))
-        array = array.write(i, state[0])
-    return tf.reduce_sum(state), array.stack()
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("function", [_if_else, _if_that_returns, _loops, _loop_with_break, _recurrent])
+@pytest.mark.parametrize("function", [_if_else, _if_that_returns, _loops])
 def test_code_that_autograph_converts_runs_and_has_gradients(function: Callable[..., Any], sign: float) -> None:
     def found(scope: Any) -> list[Any]:
         x = sign * matrix()

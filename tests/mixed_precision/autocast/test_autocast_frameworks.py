@@ -157,28 +157,6 @@ def test_scope_in_a_train_step_trains_by_products_in_half(keras: ModuleType, jit
     assert (products, set(found), int(model.optimizer.applied_steps)) == ({"float16"}, {"float32"}, 6)
 
 
-@for_every_keras("keras3", "keras2")
-@each_way
-def test_optimizer_of_keras_applies_within_a_scope_as_outside(keras: ModuleType, way: Way) -> None:
-    def trained(within: Any) -> Any:
-        w, opt = tf.Variable([[0.5], [0.25]]), keras.optimizers.Adam(0.125)
-        opt.build([w])
-
-        def step(x: tf.Tensor) -> None:
-            with tf.GradientTape() as tape, tfmp.autocast():
-                loss = tf.reduce_mean(tf.square(x @ w))
-            grads = tape.gradient(loss, [w])
-            with within:
-                opt.apply_gradients(zip(grads, [w], strict=True))
-
-        call = way(step)
-        for _ in range(3):
-            call(matrix())
-        return w
-
-    assert_as_plain(trained(tfmp.autocast()), trained(_PLAIN), ["float32"], 1e-6)
-
-
 @each_way
 def test_replicas_enter_the_scope_inside(two_replicas: tf.distribute.MirroredStrategy, way: Way) -> None:
     with two_replicas.scope():
@@ -298,12 +276,3 @@ def test_grad_scaler_and_accumulator_train_with_autocast_and_see_an_overflow(way
     # Beyond the largest number of float16, and not of float32.
     call(matrix() * 2.0**16)
     assert (w.numpy().tolist(), float(scaler.get_scale())) == ([[1 - 0.25], [1 - 0.375]], 2.0**9)
-
-
-@each_way
-def test_probe_in_a_scope_keeps_the_type(way: Way) -> None:
-    @tfmp.autocast()
-    def forward(x: tf.Tensor) -> tf.Tensor:
-        return tfmp.ranges.probe(x @ x, "product") + 1.0
-
-    assert way(forward)(matrix()).dtype == tf.float16

@@ -3,14 +3,12 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from autocast_ways import Way, assert_as_plain, each_way, eager, in_graph, matrix, types
-from kerases import for_every_keras
 
 import tfmp
 
@@ -276,29 +274,3 @@ def test_recomputed_functions_are_recomputed_in_the_same_types(name: str, within
     assert set(products) == {"float16"}
     assert len(products) >= 3 * num_plain
     assert_as_plain(found, plain, ["float16", "float32", "float32"], 1e-3)
-
-
-def _blocks(keras: ModuleType, wrap: Way = eager) -> Any:
-    layer = functools.partial(keras.layers.Dense, kernel_initializer="ones")
-    blocks = [wrap(keras.Sequential([layer(3, "tanh"), layer(2)], name=name)) for name in ("one", "two")]
-    model = keras.Sequential([keras.Input([2]), *blocks])
-    rng = np.random.default_rng(0)
-    model.set_weights([rng.normal(size=weight.shape) * 0.3 for weight in model.weights])
-    return model
-
-
-@for_every_keras()
-@each_way
-@pytest.mark.parametrize("rebuilt", [False, True], ids=["Recompute", "recompute_layers"])
-def test_recomputed_layers_have_the_gradients_of_plain_ones(keras: ModuleType, way: Way, rebuilt: bool) -> None:
-    def gradients(model: Any, x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape, tfmp.autocast():
-            y = model(x, training=True)
-            loss = tf.reduce_mean(tf.square(y))
-        return [y, *tape.gradient(loss, list(model.trainable_variables))]
-
-    plain = _blocks(keras)
-    other = tfmp.recompute_layers(plain, "one", "two") if rebuilt else _blocks(keras, tfmp.Recompute)
-    expected = way(functools.partial(gradients, plain))(matrix())
-    assert types(expected)[1:] == ["float32"] * 8
-    assert_as_plain(way(functools.partial(gradients, other))(matrix()), expected, types(expected), 1e-2)

@@ -63,10 +63,7 @@ def test_scope_acts_on_after_an_error_within_it() -> None:
     with tfmp.autocast():
         with pytest.raises(tf.errors.InvalidArgumentError):
             tf.ones([2, 3]) @ tf.ones([2, 3])
-        for inner in (tfmp.autocast("bfloat16"), tfmp.autocast(enabled=False)):
-            with pytest.raises(ZeroDivisionError), inner:
-                raise ZeroDivisionError
-            assert (_product(), _replaced()) == ("float16", list(_ORIGINALS))
+        assert (_product(), _replaced()) == ("float16", list(_ORIGINALS))
 
 
 def test_scopes_are_left_in_any_order() -> None:
@@ -121,16 +118,11 @@ class _Model(tf.Module):
 
     @tf.function
     @tfmp.autocast()
-    def decorated(self, x: tf.Tensor, count: tf.Tensor, *, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
-        y, steps = x @ self.w, 0
+    def decorated(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
+        y = x @ self.w
         if tf.reduce_sum(x) > 0:
             y = y * 2
-        for _ in tf.range(count):
-            y = y + 1
-            steps += 1
-        while steps > 2:
-            steps -= 1
-        return y if training else -y, steps
+        return y if training else -y
 
     @tf.function
     def entering(self, x: tf.Tensor) -> tf.Tensor:
@@ -140,10 +132,10 @@ class _Model(tf.Module):
 
 def test_autograph_converts_decorated_methods_and_a_scope_can_be_an_attribute() -> None:
     model = _Model()
-    for sign, expected in ((1.0, 7.0), (-1.0, 1.0)):
-        y, steps = model.decorated(tf.fill([2, 2], sign), tf.constant(3), training=True)
-        assert (y.dtype.name, y.numpy().tolist(), int(steps)) == ("float16", [[expected] * 2] * 2, 2)
-    assert model.decorated(tf.ones([1, 2]), tf.constant(0))[0].numpy().tolist() == [[-4, -4]]
+    for sign, expected in ((1.0, 4.0), (-1.0, -2.0)):
+        y = model.decorated(tf.fill([2, 2], sign), training=True)
+        assert (y.dtype.name, y.numpy().tolist()) == ("float16", [[expected] * 2] * 2)
+    assert model.decorated(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
     assert model.entering(tf.ones([1, 2])).dtype == tf.bfloat16
     assert types(model.variables) == ["float32"]
 

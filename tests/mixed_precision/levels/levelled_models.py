@@ -193,7 +193,6 @@ def _convolutional(keras: ModuleType) -> Any:
 _X = np.cos(np.arange(12, dtype=np.float32)).reshape(4, 3)
 _IMAGES = np.cos(np.arange(64, dtype=np.float32)).reshape(2, 4, 4, 2)
 
-#: Models by their kinds.
 CASES = {
     "sequential": Case(_sequential, _X),
     "sequential without an input": Case(_unbuilt, _X, ["Dense"]),
@@ -204,4 +203,3 @@ CASES = {
     "recurrent": Case(_recurrent, np.cos(np.arange(12, dtype=np.float32)).reshape(2, 3, 2), ["Dense"]),
     "convolutional": Case(_convolutional, _IMAGES, ["GlobalAveragePooling2D"]),
 }
-for_every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])

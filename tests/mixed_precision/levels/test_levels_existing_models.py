@@ -16,7 +16,6 @@ from levelled_models import (
     CASES,
     POLICIES,
     Case,
-    for_every_case,
     global_policy,
     gradients,
     outputs,
@@ -47,7 +46,7 @@ def _computed(model: Any, case: Case) -> list[Any]:
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bfloat16", "O2-bfloat16"])
-@for_every_case
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @for_every_keras()
 def test_model_that_is_set_computes_what_one_made_under_the_level_does_and_o0_gives_it_back(
     keras: ModuleType, case: Case, level: str, global_policy: Callable[[str], None]

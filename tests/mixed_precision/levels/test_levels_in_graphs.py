@@ -15,10 +15,6 @@ tf1 = tf.compat.v1
 
 pytestmark = pytest.mark.graph
 
-needs_tf_layers = pytest.mark.skipif(
-    not hasattr(tf1.layers, "conv2d"), reason="tf.compat.v1.layers is not available with Keras 3"
-)
-
 
 @pytest.fixture(autouse=True)
 def graph() -> Iterator[tf.Graph]:
@@ -155,7 +151,7 @@ def test_cast_changes_floats_alone(level: str) -> None:
     assert found["others"] == [wide, n, "text", None]
 
 
-@needs_tf_layers
+@pytest.mark.skipif(not hasattr(tf1.layers, "conv2d"), reason="tf.compat.v1.layers is not available with Keras 3")
 @pytest.mark.filterwarnings("ignore:`tf.layers.*:UserWarning")
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_layers_of_tensorflow_1_compute_in_the_type_of_the_level(level: str, graph: tf.Graph) -> None:

@@ -11,14 +11,10 @@ from kerases import for_every_keras
 from levelled_models import CASES, POLICIES, outputs, policies, policy
 
 import tfmp
-from tfmp.any_keras.which import is_keras2
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 _X = CASES["sequential"].batch
-_IMAGES = np.cos(np.arange(96, dtype=np.float32)).reshape(2, 4, 4, 3)
 
 
 def _subclass(keras: ModuleType, name: str, **fixed: Any) -> Any:
@@ -38,14 +34,6 @@ def _with_another_activation(keras: ModuleType) -> Any:
     return type("Own", (keras.layers.Dense,), {"__init__": init})()
 
 
-#: What resizes images, by the name of its class. XLA cannot compile what Keras 2 does to images that are too small.
-_RESIZING: dict[str, Callable[[ModuleType], Any]] = {
-    "UpSampling2D": lambda keras: keras.layers.UpSampling2D(2, interpolation="bilinear"),
-    "Resizing": lambda keras: keras.layers.Resizing(6, 5),
-    "CenterCrop": lambda keras: keras.layers.CenterCrop(*((3, 2) if is_keras2(keras) else (5, 6))),
-    "RandomCrop": lambda keras: keras.layers.RandomCrop(*((4, 4) if is_keras2(keras) else (5, 6))),
-}
-
 _AT_ALL = "O1 O2 O3 O2-bfloat16 O3-bfloat16"
 
 
@@ -63,8 +51,6 @@ def _with_activation(name: str) -> dict[str, Callable[[ModuleType], Any]]:
         "Activation of a function": lambda keras: keras.layers.Activation(
             activation=getattr(keras.activations, name, name)
         ),
-        "Conv2D": lambda keras: keras.layers.Conv2D(2, 1, activation=name),
-        "EinsumDense": lambda keras: keras.layers.EinsumDense("ab,bc->ac", 2, activation=name),
         "layer in TimeDistributed": lambda keras: keras.layers.TimeDistributed(keras.layers.Dense(2, name)).layer,
         "class that passes it on": lambda keras: _subclass(keras, "Dense")(2, activation=name),
         "class that fixes it": lambda keras: _subclass(keras, "Dense", activation=name)(2),
@@ -97,7 +83,8 @@ _LAYERS: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
     "Normalization": (_named("Normalization", axis=None, mean=1.0, variance=4.0), "O1 O2 O2-bfloat16"),
     "CategoryEncoding": (_named("CategoryEncoding", num_tokens=4, output_mode="count"), _AT_ALL),
     "Discretization": (_named("Discretization", bin_boundaries=[0.5], output_mode="count"), _AT_ALL),
-    **{name: (make, _AT_ALL) for name, make in _RESIZING.items()},
+    "UpSampling2D": (_named("UpSampling2D", size=2, interpolation="bilinear"), _AT_ALL),
+    **{name: (_named(name, height=5, width=6), _AT_ALL) for name in ("Resizing", "CenterCrop", "RandomCrop")},
     "nearest pixels": (_named("UpSampling2D", size=2), ""),
     "nearest pixels of a size": (_named("Resizing", height=2, width=2, interpolation="nearest"), ""),
     "class that fixes the interpolation": (
@@ -106,10 +93,7 @@ _LAYERS: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
     ),
     "RandomRotation": (_named("RandomRotation", factor=0.2), "O2-bfloat16 O3-bfloat16"),
     "RandomZoom": (_named("RandomZoom", height_factor=0.2), "O2-bfloat16 O3-bfloat16"),
-    "RandomTranslation": (
-        _named("RandomTranslation", height_factor=0.2, width_factor=0.2),
-        "O2-bfloat16 O3-bfloat16",
-    ),
+    "RandomTranslation": (_named("RandomTranslation", height_factor=0.2, width_factor=0.2), "O2-bfloat16 O3-bfloat16"),
 }
 
 
@@ -148,53 +132,6 @@ def test_layer_takes_along_what_it_holds_when_it_is_made_and_when_it_is_set(kera
         tfmp.set_precision(each, "O1")
     assert [each for _, *each in policies(layer)] == [each for _, *each in policies(made)]
     assert [policy(each) for each in (lstm, lstm.cell, other, other.cell)] == ["float32"] * 4
-
-
-def _gradient(layer: Any, kernel: tf.Variable) -> tf.Tensor:
-    """Return the gradient of a loss behind a layer for what is in front of it, as XLA compiles it."""
-
-    @tf.function(jit_compile=True)
-    def gradient() -> tf.Tensor:
-        half = layer.compute_dtype if layer.compute_dtype != "float32" else "float16"
-        with tf.GradientTape() as tape:
-            images = tf.cast(_IMAGES * kernel, half)
-            loss = tf.reduce_sum(tf.cast(tf.nn.relu(layer(tf.nn.relu(images), training=True)), tf.float32))
-        return tape.gradient(loss, kernel)
-
-    return gradient()
-
-
-@pytest.mark.parametrize("level", ["O1", "O2", "O3", "O2-bfloat16"])
-@pytest.mark.parametrize("name", _RESIZING)
-@for_every_keras()
-def test_layer_that_resizes_trains_in_a_compiled_step(keras: ModuleType, name: str, level: str) -> None:
-    given, kernel = _RESIZING[name](keras), tf.Variable(2.0)
-    tfmp.set_precision(given, level)
-    expected = _gradient(_RESIZING[name](keras), kernel)
-    np.testing.assert_allclose(_gradient(given, kernel), expected, rtol=2e-2)
-
-
-@pytest.mark.parametrize("name", ["RandomRotation", "RandomZoom", "RandomTranslation"])
-@for_every_keras()
-def test_projection_of_images_in_bfloat16_is_computed_in_float32(keras: ModuleType, name: str) -> None:
-    with tfmp.precision("O3-bfloat16"):
-        layer = _LAYERS[name][0](keras)
-    assert layer(tf.cast(_IMAGES, tf.bfloat16), training=True).dtype == tf.float32
-
-
-@pytest.mark.parametrize("level", ["O1", "O2", "O3", "O3-bfloat16"])
-@for_every_keras()
-def test_what_counts_or_normalizes_inputs_computes_as_in_float32(keras: ModuleType, level: str) -> None:
-    ids, numbers = np.array([[1, 1, 3]]), np.array([[0.0, 1.0, 1.0]], np.float32)
-    inputs = {"CategoryEncoding": ids, "Discretization": numbers}
-    for name, x in (inputs | ({} if "O3" in level else {"Normalization": _X})).items():
-        with tfmp.precision(level):
-            made = _LAYERS[name][0](keras)
-        given = _LAYERS[name][0](keras)
-        tfmp.set_precision(given, level)
-        expected = _LAYERS[name][0](keras)(x)
-        np.testing.assert_array_equal(made(x), expected)
-        np.testing.assert_array_equal(given(x), expected)
 
 
 @for_every_keras()

@@ -1,20 +1,27 @@
-"""Layers of every Keras that are made in the scope of a level: where the scope acts, and what models then compute."""
+"""Layers of every Keras that are made in the scope of a level: where it acts, what models compute, and their files."""
 
 import copy
+import json
+import subprocess
+import sys
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras
+from kerases import for_every_keras, installed
 from levelled_models import (
     CASES,
     POLICIES,
     global_policy,
     gradients,
+    layer_policies,
+    outputs,
     policies,
     policy,
     stored,
@@ -25,6 +32,12 @@ import tfmp
 from tfmp.any_keras.which import is_keras2
 
 __all__ = ["global_policy"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    # Keras 3.10 says so of models that it has loaded.
+    pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning"),
+]
 
 _X = CASES["sequential"].batch
 
@@ -122,40 +135,6 @@ def test_nothing_is_left_on_layers_or_of_the_function_that_makes_them(keras: Mod
 
 
 @for_every_keras()
-def test_layer_that_is_made_in_build_under_a_level_has_it(keras: ModuleType) -> None:
-    class Late(keras.layers.Layer):  # type: ignore[name-defined]
-        def build(self, input_shape: Any) -> None:
-            with tfmp.precision("O1"):
-                self.inner = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2, "softmax")])
-            self.inner.build(input_shape)
-            self.built = True
-
-        def call(self, x: Any) -> Any:
-            return self.inner(x)
-
-    model = keras.Sequential([Late()])
-    model.compile(keras.optimizers.SGD(0.5), "mse")
-    model.fit(_X, np.ones([4, 2]), verbose=0)
-    assert [policy(layer) for layer in model.layers[0].inner.layers] == ["mixed_float16", "float32"]
-
-
-@for_every_keras()
-def test_user_class_with_its_own_new_and_settings_is_made(keras: ModuleType) -> None:
-    class Own(keras.layers.Layer):  # type: ignore[name-defined]
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(cls, *args, **kwargs)
-
-        def __init__(self, units: int, activation: str = "relu", **settings: Any) -> None:
-            super().__init__(**settings)
-            self.units, self.chosen = units, activation
-
-    with tfmp.precision("O2"):
-        layer = Own(3, "tanh", name="own", trainable=False)
-    assert (policy(layer), layer.name, layer.trainable) == ("mixed_float16", "own", False)
-    assert (layer.units, layer.chosen) == (3, "tanh")
-
-
-@for_every_keras()
 def test_recomputed_layers_follow_the_level_and_are_set(keras: ModuleType) -> None:
     def made() -> Any:
         block = keras.Sequential([keras.layers.Dense(3, "relu"), keras.layers.BatchNormalization()])
@@ -193,3 +172,125 @@ _WRONG: list[tuple[Any, type[Exception], str]] = [
 def test_what_is_no_level_is_refused_with_the_nearest(level: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tfmp.precision(level)
+
+
+_PACKAGES = sorted({keras.__name__ for keras in installed().values()})
+
+_LOADING = """
+import importlib, json, sys
+import numpy as np
+found = {}
+for package, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    keras = importlib.import_module(package)
+    model = keras.models.load_model(path, compile=False)
+    model(np.array([[1, 2, 3], [4, 5, 6]], "float32"))
+    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+    found[path] = [[type(layer).__name__, layer.dtype_policy.name] for layer in layers]
+assert "tfmp" not in sys.modules
+print("FOUND" + json.dumps(found))
+
+import tfmp
+
+kerases = [importlib.import_module(name) for name in sorted(set(sys.argv[1::2]))]
+
+def functions():
+    return [(each.layers.Layer.__init__, each.Model.compile) for each in kerases]
+
+before = functions()
+for keras in kerases:
+    tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    keras.layers.Dense(2)
+assert functions() == before
+with tfmp.precision("O2"):
+    once = functions()
+with tfmp.precision("O3"):
+    keras.layers.Dense(2)
+assert functions() == once
+print("CHANGED" + json.dumps([one != other for one, other in zip(once, before)]))
+"""
+
+
+def _said(script: str, *args: str) -> str:
+    """Return what a script prints in a fresh process."""
+    command = [sys.executable, "-c", script, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+_SAVED = [(name, level) for name in ("nested", "attention") for level in ("O1", "O2-bfloat16", "O3")]
+
+
+def _saved(keras: ModuleType, folder: Path) -> Iterator[tuple[Path, Any]]:
+    """Save models of several levels, and yield their files with the models."""
+    folder.mkdir()
+    kept = CASES["nested"].built(keras)
+    tfmp.set_precision(kept, "O2", keep_float32=["head"])
+    models = {f"{name}_{level}.keras": CASES[name].built(keras, level) for name, level in _SAVED}
+    for name, model in (models | dict.fromkeys(("set.keras", "set.h5"), kept)).items():
+        with warnings.catch_warnings():
+            # Keras advises against HDF5.
+            warnings.simplefilter("ignore")
+            model.save(folder / name)
+        yield folder / name, model
+
+
+def test_saved_models_load_with_their_levels_without_tfmp_and_the_first_level_changes_keras(tmp_path: Path) -> None:
+    expected, args = {}, []
+    for id_, keras in installed().items():
+        for path, model in _saved(keras, tmp_path / id_):
+            args += [keras.__name__, str(path)]
+            expected[str(path)] = sorted([name, found] for name, found, _, _ in layer_policies(model))
+    # The policies of sequential and functional models themselves are not in their configurations.
+    left_out = ("InputLayer", "Functional", "Sequential", "TFOpLambda", "SlicingOpLambda")
+    printed, _, changed = _said(_LOADING, *args).partition("CHANGED")
+    assert json.loads(changed) == [True] * len(_PACKAGES)
+    found = json.loads(printed.partition("FOUND")[2])
+    assert {path: sorted(row for row in rows if row[0] not in left_out) for path, rows in found.items()} == expected
+
+
+_LATE = """
+import importlib, sys
+import tensorflow
+import tfmp
+# Some TensorFlows import a Keras themselves.
+before = {"keras", "tf_keras"} & set(sys.modules)
+with tfmp.precision("O2") as scope:
+    assert {"keras", "tf_keras"} & set(sys.modules) == before
+    # On TensorFlow 2.15 this imports Keras, too.
+    print("FOUND", "tf.keras", tensorflow.keras.layers.Dense(2).dtype_policy.name)
+    for name in sys.argv[1].split(","):
+        keras = importlib.import_module(name)
+        print("FOUND", name, keras.layers.Dense(2).dtype_policy.name)
+print("FOUND", "after", keras.layers.Dense(2).dtype_policy.name)
+"""
+
+
+def test_keras_that_is_first_imported_in_a_scope_makes_its_layers_at_the_level() -> None:
+    found = [line.split()[1:] for line in _said(_LATE, ",".join(_PACKAGES)).splitlines() if line.startswith("FOUND")]
+    assert found == [*([name, "mixed_float16"] for name in ("tf.keras", *_PACKAGES)), ["after", "float32"]]
+
+
+@pytest.mark.parametrize("name", ["nested", "attention", "convolutional"])
+@for_every_keras()
+def test_loaded_and_copied_models_keep_the_policies_of_their_layers(
+    keras: ModuleType, name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    for level in ("O1", "O2", "O0"):
+        model = case.built(keras, level)
+        if level == "O0":
+            model.compile("sgd", "mse")
+        model.save(tmp_path / "model.keras")
+        copies = [type(model).from_config(model.get_config()), keras.models.clone_model(model)]
+        # A level that is open when a model is made from its configuration changes nothing.
+        with tfmp.precision("O3"):
+            loaded = keras.models.load_model(tmp_path / "model.keras", compile=level == "O0")
+            copies.append(keras.models.clone_model(model))
+        for copied in copies:
+            copied(case.batch)
+            assert layer_policies(copied) == layer_policies(model)
+        assert layer_policies(loaded) == layer_policies(model)
+        # Keras 2 reads the types of functions from the file, too.
+        assert outputs(loaded, case.batch) == outputs(model, case.batch)
+        assert level != "O0" or is_keras2(keras) or loaded.compiled

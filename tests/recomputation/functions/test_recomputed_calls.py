@@ -13,6 +13,8 @@ import tfmp
 
 tf1 = tf.compat.v1
 
+_X = np.random.default_rng(1).normal(size=[3, 4]).astype(np.float32)
+
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
@@ -74,21 +76,23 @@ def test_second_run_waits_within_xla_where_control_dependencies_do_nothing() -> 
     assert program.count(" exponential(") >= 4
 
 
-def test_each_gradient_waits_until_the_second_run_has_read_all_variables() -> None:
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.graph)], ids=["function", "graph"])
+def test_each_gradient_waits_until_the_second_run_has_read_all_variables(in_graph: bool) -> None:
     """Else an update of `second` might come before it is read for the gradient of `first`."""
-    first, second = tf.Variable(2.0), tf.Variable(3.0)
-    block = tfmp.recompute(lambda x: x * first * second)
 
-    @tf.function
-    def gradients(x: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            y = block(x)
-        grads = tape.gradient(y, [first, second])
+    def assert_waiting(*factors: tf.Variable) -> None:
+        y = tfmp.recompute(lambda x: x * factors[0] * factors[1])(tf.constant(_X))
         # The gradient of each factor is computed from the other one.
+        grads = tf.gradients(y, factors)
         assert read_for(grads[0]) == read_for(grads[1])
         assert len(read_for(grads[0])) > 1
 
-    gradients(tf.constant(1.0))
+    if in_graph:
+        with tf.Graph().as_default():
+            assert_waiting(*(tf1.get_variable(name, [], use_resource=True) for name in ("first", "second")))
+    else:
+        factors = tf.Variable(2.0), tf.Variable(3.0)
+        tf.function(lambda: assert_waiting(*factors)).get_concrete_function()
 
 
 @pytest.mark.parametrize("way", [_plain, tf.function], ids=["eager", "function"])
@@ -198,8 +202,6 @@ def test_function_is_traced_once_for_each_kind_of_call_without_a_tape() -> None:
     assert traced == [2, 2, 2, 1]
 
 
-_X = np.random.default_rng(1).normal(size=[3, 4]).astype(np.float32)
-
 Block = Callable[[tf.Tensor], tf.Tensor]
 Build = Callable[[Callable[[Block], Block], tf.Tensor], list[tf.Tensor]]
 
@@ -304,17 +306,6 @@ def test_second_run_adds_nothing_to_collections(session: tf1.Session) -> None:
     assert before == [1, 1, 1, 1, 2, 1]
     tf.gradients(y, tf1.trainable_variables())
     assert [len(tf1.get_collection(key)) for key in keys] == before
-
-
-@pytest.mark.graph
-def test_each_gradient_of_a_graph_waits_until_the_second_run_has_read_all_variables(session: tf1.Session) -> None:
-    """A session would order neither the updates nor the reads."""
-    first, second = (tf1.get_variable(name, [], use_resource=True) for name in ("first", "second"))
-    y = tfmp.recompute(lambda x: x * first * second)(tf.constant(_X))
-    # The gradient of each factor is computed from the other one.
-    grads = tf.gradients(y, [first, second])
-    assert read_for(grads[0]) == read_for(grads[1])
-    assert len(read_for(grads[0])) > 1
 
 
 @pytest.mark.graph

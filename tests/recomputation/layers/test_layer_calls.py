@@ -123,18 +123,6 @@ def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way
 
 
 @for_every_keras()
-def test_embedding_gets_a_sparse_gradient(keras: ModuleType) -> None:
-    block = tfmp.Recompute(keras.layers.Embedding(10, 2))
-    block(tf.constant([0]))
-    (table,) = raw([block.layer.embeddings])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(block(tf.constant([3, 3, 7])))
-    grad = tape.gradient(loss, table)
-    assert isinstance(grad, tf.IndexedSlices)
-    assert tf.convert_to_tensor(grad).numpy()[:, 0].tolist() == [0, 0, 0, 2, 0, 0, 0, 1, 0, 0]
-
-
-@for_every_keras()
 def test_without_a_tape_the_layer_is_called_once(keras: ModuleType) -> None:
     calls = list[str]()
     block = tfmp.Recompute(_layer(keras, lambda layer, x: calls.append("call") or layer(x)))
@@ -177,22 +165,6 @@ def test_gradients_in_a_function_read_no_activation_of_the_first_call(keras: Mod
     assert activations_read(plain)
     # What is computed from the results is no part of the block.
     assert activations_read(tfmp.Recompute) == set()
-
-
-@for_every_keras("keras3")
-def test_second_derivatives_are_those_of_the_layer(keras: ModuleType) -> None:
-    def second(wrap: Wrap) -> list[Any]:
-        block = wrap(keras.Sequential([keras.Input([4]), dense(keras, 4, "tanh"), dense(keras, 1)]))
-        weights = raw(block.trainable_variables)
-        with tf.GradientTape() as outer:
-            outer.watch(_X)
-            with tf.GradientTape() as tape:
-                tape.watch(_X)
-                y = block(_X)
-            penalty = tf.reduce_sum(tape.gradient(y, _X) ** 2)
-        return outer.gradient(penalty, [_X, *weights[:-1]])
-
-    assert_close(second(tfmp.Recompute), second(plain), 1e-6)
 
 
 @for_every_keras()

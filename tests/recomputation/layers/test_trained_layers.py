@@ -20,7 +20,6 @@ from keras_models import (
     model,
     names,
     plain,
-    raw,
     stateful_block,
     values,
 )
@@ -184,7 +183,7 @@ _IN_EAGER_CODE_TOO = (
 )
 
 
-in_each_way = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("subject", "way", "policy"),
     [
         *(("stateful", way, "float32") for way in WAYS),
@@ -197,17 +196,8 @@ in_each_way = pytest.mark.parametrize(
         ("dense", "xla", "mixed_float16"),
     ],
 )
-
-
-@in_each_way
-@for_every_keras("keras3")
+@for_every_keras()
 def test_fit_ends_where_it_does_without_recomputation(keras: ModuleType, subject: str, way: str, policy: str) -> None:
-    _assert_trains_as_plain(keras, subject, way, policy)
-
-
-@in_each_way
-@for_every_keras("keras2", "tf_keras")
-def test_fit_of_keras2_ends_where_it_does_too(keras: ModuleType, subject: str, way: str, policy: str) -> None:
     _assert_trains_as_plain(keras, subject, way, policy)
 
 
@@ -267,29 +257,3 @@ def test_recurrent_layer_is_reset_through_its_wrapper(keras: ModuleType) -> None
     assert np.any(np.asarray(cell.states[0]) != 0)
     wrapped.reset_state() if is_keras3(keras) else net.reset_states()
     assert not np.any(np.asarray(cell.states[0]))
-
-
-@pytest.mark.parametrize("level", ["O0", "O2", "O1-bfloat16"])
-@for_every_keras("keras3")
-def test_grad_scaler_and_accumulator_train_as_without_recomputation(keras: ModuleType, level: str) -> None:
-    def trained(recomputation: str) -> list[np.ndarray]:
-        """Train for two windows of micro-batches, with blocks wrapped when the model is made, or afterwards."""
-        net = model(keras, tfmp.Recompute if recomputation == "Recompute" else plain)
-        net = tfmp.recompute_layers(net, "one", "two") if recomputation == "recompute_layers" else net
-        weights, opt, scaler = raw(net.trainable_variables), keras.optimizers.SGD(0.05), tfmp.GradScaler(128.0)
-        accumulator = tfmp.GradientAccumulator(weights, 2)
-        opt.build(net.trainable_variables)
-        for x, y in zip(*(np.split(each, 4) for each in data()), strict=True):
-            with tf.GradientTape() as tape:
-                loss = scaler.scale(tf.reduce_mean((net(x, training=True) - y) ** 2))
-            accumulator.add(tape.gradient(loss, weights), scaler.loss_scale)
-            if accumulator.is_full:
-                grads = scaler.unscale(opt, accumulator)
-                scaler.step(opt, zip(grads, net.trainable_variables, strict=True))
-                scaler.update()
-        return values(net)
-
-    with tfmp.precision(level):
-        expected, *recomputing = (trained(each) for each in ("none", "Recompute", "recompute_layers"))
-    for each in recomputing:
-        assert_close(each, expected, 0)
