@@ -274,7 +274,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
             if variables is None:
                 raise ValueError("the optimizer is not built yet: pass trainable_variables, or call build with them.")
             outside_of_functions(functools.partial(self._build_in_scope, variables))
-        return built_with(self) if variables is None else variables
+        return list(built_with(self)) if variables is None else variables
 
     def _build_in_scope(self, variables: Sequence[keras.Variable]) -> None:
         with keras.name_scope(self.name):
