@@ -61,4 +61,4 @@ class ScaledGradientsAdapter(OptimizerAdapter):
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
         """Call the optimizer, which applies the gradients that were passed to the step, or skips them."""
-        return self.optimizer.apply_scaled_gradients(self._taken(grads), loss_scale, finite)
+        return self.optimizer.apply_scaled_gradients(self._pairs(grads), loss_scale, finite)
