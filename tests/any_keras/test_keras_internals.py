@@ -60,8 +60,8 @@ def test_models_are_told_apart_and_what_they_consist_of_is_known(keras: ModuleTy
 def test_inputs_of_models_are_known_and_can_be_widened(keras: ModuleType) -> None:
     inputs = keras.Input([2], dtype="float16")
     model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
-    assert internals.nested_inputs(keras, None) is None
-    (found,) = tf.nest.flatten(internals.nested_inputs(keras, model))
+    assert internals.symbolic_inputs(keras, keras.layers.Dense(2)) == []
+    (found,) = internals.symbolic_inputs(keras, model)
     with contextlib.ExitStack() as undo:
         internals.widen_symbolic(keras, found, undo)
         assert tf.as_dtype(found.dtype) == tf.float32
@@ -70,12 +70,12 @@ def test_inputs_of_models_are_known_and_can_be_widened(keras: ModuleType) -> Non
 
 
 @for_every_keras("keras3")
-def test_casts_of_keras3_are_told_from_other_operations(keras: ModuleType) -> None:
+def test_casts_to_half_precision_are_told_from_other_operations(keras: ModuleType) -> None:
     inputs = keras.Input([2])
-    cast, absolute = keras.ops.cast(inputs, "float16"), keras.ops.abs(inputs)
-    model = keras.Model(inputs, [cast, absolute])
-    # Those of the results; an input is an operation too.
-    assert [internals.casts_inputs(each) for each in model.operations if each not in model.layers] == [True, False]
+    cast = keras.ops.cast(inputs, "float16")
+    model = keras.Model(inputs, [cast, keras.ops.cast(cast, "float32"), keras.ops.abs(cast)])
+    assert [each.dtype for each in internals.half_casts(keras, model)] == ["float16"]
+    assert internals.half_casts(keras, keras.layers.Dense(2)) == []
 
 
 @for_every_keras("keras2", "tf_keras")

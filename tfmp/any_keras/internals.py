@@ -10,13 +10,14 @@ No Keras is imported here: most functions take the package that an object is of.
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfmp.any_keras.which import is_keras2, is_optimizer_of_keras3
+from tfmp.core.dtypes import HALF_TYPES_BY_NAME
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
 
 #: A layer or model of any Keras.
@@ -67,21 +68,24 @@ def nodes_by_depth(model: _Layer) -> dict[int, list[Any]]:
     return nodes
 
 
-def nested_inputs(keras: ModuleType, functional: _Layer) -> Any:  # noqa: ANN401 - nested as the inputs are
-    """Return the symbolic inputs of a functional model; None if it has none, as one that is None itself.
+def symbolic_inputs(keras: ModuleType, model: _Layer) -> list[Any]:
+    """Return the symbolic inputs of a functional model; any other layer has none.
 
     `Functional._nested_inputs` of Keras 2: a class of the user's may set the public `inputs` to something else. Keras 3
     gives `inputs`. A sequential model of Keras 2 that is not built has none yet.
     """
-    return getattr(functional, "_nested_inputs" if is_keras2(keras) else "inputs", None)
+    found = getattr(functional_of(keras, model), "_nested_inputs" if is_keras2(keras) else "inputs", None)
+    return [] if found is None else list(tf.nest.flatten(found))
 
 
-def casts_inputs(operation: object) -> bool:
-    """Return whether an operation of a functional model is a cast, as Keras puts them there before 3.10.
+def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
+    """Return the operations of a functional model that cast the inputs of its layers to half precision.
 
-    `Cast` of `keras.src.ops` of Keras 3. The public function `keras.ops.cast` makes such operations.
+    `Cast` of `keras.src.ops` of Keras 3, before 3.10. The layers cast their inputs themselves as well.
     """
-    return type(operation).__name__ == "Cast"
+    functional = None if is_keras2(keras) else functional_of(keras, model)
+    operations = () if functional is None else functional.operations
+    return [each for each in operations if type(each).__name__ == "Cast" and each.dtype in HALF_TYPES_BY_NAME]
 
 
 def is_function_of_tensorflow(keras: ModuleType, layer: _Layer) -> bool:
@@ -302,18 +306,15 @@ def learning_rate_or_schedule(optimizer: _Optimizer) -> Any:  # noqa: ANN401 - a
     return optimizer._learning_rate
 
 
-def built_with(optimizer: _Optimizer) -> list[Any]:
-    """Return the variables that an optimizer was built with: `Optimizer._trainable_variables` of Keras 3."""
-    variables: list[Any] = optimizer._trainable_variables
-    return variables
-
-
-def num_built_with(optimizer: _Optimizer) -> int:
-    """Return the number of variables that an optimizer was built with.
+def built_with(optimizer: _Optimizer) -> Collection[Any]:
+    """Return the variables that an optimizer was built with, of Keras 2 their keys.
 
     `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2.
     """
-    return len(optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict)
+    built: Collection[Any] = (
+        optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict
+    )
+    return built
 
 
 def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:

@@ -88,7 +88,7 @@ class OptimizerAdapter:
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica, in true magnitude."""
-        return finished(self.optimizer.apply_gradients(self._taken(grads), **self._kwargs))
+        return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))
 
     def program(self, grads: Gradients) -> "Program | None":
         """Return the program that unscales these gradients and applies them; None if `apply` is as fast.
@@ -105,11 +105,9 @@ class OptimizerAdapter:
         return None
 
     def _pairs(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
-        return list(zip(grads, self.variables, strict=True))
-
-    def _taken(self, grads: Gradients) -> list[tuple[Gradient, Any]]:
         """Return what the optimizer is given."""
-        return [pair for pair in self._pairs(grads) if pair[0] is not None or not self._leaves_out_none]
+        pairs = zip(grads, self.variables, strict=True)
+        return [pair for pair in pairs if pair[0] is not None or not self._leaves_out_none]
 
 
 class Program(Protocol):

@@ -177,7 +177,7 @@ class ScaledGradientsAdapter(OptimizerAdapter):
 
     def apply_scaled(self, grads: Gradients, loss_scale: tf.Tensor, finite: tf.Tensor) -> tf.Operation:
         """Let the optimizer apply the gradients that were passed to the step, or skip them."""
-        return self.optimizer.apply_scaled_gradients(self._taken(grads), loss_scale, finite)
+        return self.optimizer.apply_scaled_gradients(self._pairs(grads), loss_scale, finite)
 
 
 class AdaptersTogether(OptimizerAdapter):

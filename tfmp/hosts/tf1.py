@@ -44,12 +44,9 @@ def keep_workers_in_step(step: tf.Operation, grads: Gradients, global_step: tf.V
 class TF1Adapter(OptimizerAdapter):
     """The adapter for a `tf.compat.v1.train.Optimizer`.
 
+    Beside the arguments of `OptimizerAdapter`:
+
     Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the optimizer's `apply_gradients`.
-        average: Averages gradients over Horovod's workers; None if they are averaged already.
-        leaves_out_none: False if the optimizer is also given the variables without a gradient, as without a wrapper.
         global_step: Incremented when the gradients are applied; None if there is none, or if `kwargs` contains it.
         distribution: How the replicas act together, of which one increments the global step for all.
         name_scope: The full name, with a slash at its end, of the scope in which the optimizer makes its variables; by
@@ -97,7 +94,7 @@ class TF1Adapter(OptimizerAdapter):
         # The target is computed before the optimizer runs, because the optimizer may increment the variable.
         target = global_step.read_value() + 1
         with tf.control_dependencies([target]):
-            given = self._taken(grads)
+            given = self._pairs(grads)
             applied = finished(self.optimizer.apply_gradients(given, global_step=global_step, **self._kwargs))
 
         def advance() -> Done:

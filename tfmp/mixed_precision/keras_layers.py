@@ -6,7 +6,6 @@ attribute is of a class of Keras: in a layer of the user's, it may mean anything
 
 import contextlib
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,15 +14,14 @@ import tensorflow as tf
 from tfmp.any_keras.internals import (
     TRACKING_PREFIXES,
     cast_where_read,
-    casts_inputs,
     functional_class,
-    functional_of,
+    half_casts,
     is_graph_of_layers,
     layer_and_all_within,
     layers_directly_in,
-    nested_inputs,
     nodes_by_depth,
     own_weights,
+    symbolic_inputs,
     widen_symbolic,
 )
 from tfmp.any_keras.which import is_keras2
@@ -124,16 +122,6 @@ def is_quantized(keras: ModuleType, layer: _Layer) -> bool:
     return is_simulated or (not is_keras2(keras) and bool(_read_as_keras_does(keras, layer, "quantization_mode")))
 
 
-def half_casts(keras: ModuleType, model: _Layer) -> list[Any]:
-    """Return the operations of a functional model that cast the inputs of its layers to half precision.
-
-    Keras 3 has them before 3.10. The layers cast their inputs themselves as well.
-    """
-    functional = functional_of(keras, model)
-    operations = () if is_keras2(keras) or functional is None else functional.operations
-    return [each for each in operations if casts_inputs(each) and each.dtype in HALF_TYPES_BY_NAME]
-
-
 def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -> None:
     """Let a functional model take float32 inputs, where it was built such that it casts them to half precision.
 
@@ -144,8 +132,7 @@ def widen_inputs(keras: ModuleType, model: _Layer, undo: contextlib.ExitStack) -
     for cast in half_casts(keras, model):
         undo.callback(setattr, cast, "dtype", cast.dtype)
         cast.dtype = "float32"
-    inputs = nested_inputs(keras, functional_of(keras, model))
-    for tensor in [] if inputs is None else tf.nest.flatten(inputs):
+    for tensor in symbolic_inputs(keras, model):
         if tf.as_dtype(tensor.dtype).name in HALF_TYPES_BY_NAME:
             widen_symbolic(keras, tensor, undo)
 
@@ -172,7 +159,7 @@ def attributes_with_cast_variables(keras: ModuleType, layer: _Layer) -> dict[str
         for name, value in layer.__dict__.items()
         if name not in _attributes_of_keras(keras) and not name.startswith(TRACKING_PREFIXES)
     }
-    return {name: _mapped(casting, value) for name, value in attributes.items() if _holds(own, value)}
+    return {name: tf.nest.map_structure(casting, value) for name, value in attributes.items() if _holds(own, value)}
 
 
 @functools.cache
@@ -184,15 +171,3 @@ def _holds(ids: set[int], value: Any) -> bool:  # noqa: ANN401 - whatever stands
     if isinstance(value, dict):
         value = list(value.values())
     return any(_holds(ids, each) for each in value) if isinstance(value, list | tuple) else id(value) in ids
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - whatever stands in an attribute
-    if isinstance(value, dict):
-        return {key: _mapped(function, each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        mapped = [_mapped(function, each) for each in value]
-        if isinstance(value, list):
-            return mapped
-        # Keras wraps named tuples; the class in the wrapper makes them.
-        return value.__class__._make(mapped) if hasattr(value, "_make") else tuple(mapped)
-    return function(value)

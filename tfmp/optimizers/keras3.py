@@ -244,7 +244,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
                     self.build(variables)
 
             outside_of_functions(build)
-        return built_with(self) if variables is None else variables
+        return list(built_with(self)) if variables is None else variables
 
     def _add(
         self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str

@@ -18,12 +18,9 @@ from tfmp.types import Done, Gradients
 class KerasAdapter(OptimizerAdapter):
     """The adapter for an optimizer of Keras, which unscales gradients in the program that applies them, if it can.
 
+    Beside the arguments of `OptimizerAdapter`:
+
     Args:
-        optimizer: The optimizer.
-        variables: The variables that it trains, in the order of the gradients.
-        kwargs: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2, legacy or not.
-        average: Averages gradients over Horovod's workers; None if they are averaged already.
-        leaves_out_none: False if the optimizer is also given the variables without a gradient, of which it warns.
         compiler: Says whether XLA compiles the program that unscales gradients and applies them; None if gradients are
             to be unscaled before they come here.
         is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
@@ -58,7 +55,7 @@ class KerasAdapter(OptimizerAdapter):
         if not any(map(is_foreign, methods)):
             # Keras 2 looks at no variable without a gradient.
             is_keras3 = is_optimizer_of_keras3(self.optimizer)
-            given = [variable for grad, variable in self._taken(grads) if grad is not None or is_keras3]
+            given = [variable for grad, variable in self._pairs(grads) if grad is not None or is_keras3]
             refuse_unknown(self.optimizer, given)
 
     def program(self, grads: Gradients) -> KerasProgram | None:

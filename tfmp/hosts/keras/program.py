@@ -68,10 +68,14 @@ class KerasProgram(NamedTuple):
     def clips(self) -> bool:
         """True if it clips by the global norm, which the step computes beside its check.
 
-        Within the optimizer XLA would sum the squares again, and slowly, on one core. A user's code may change the
-        gradients before they are clipped.
+        Within the optimizer XLA would sum the squares again, and slowly, on one core.
         """
-        return _clips_by_global_norm(self.compiler.optimizer()) and self.compiler.is_by_keras_alone(self.variables)
+        optimizer = self.compiler.optimizer()
+        # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their
+        # sums, at the end of each window. A user's code may change the gradients before they are clipped.
+        of_each, of_all = ((norm or 0) > 0 for norm in (optimizer.clipnorm, optimizer.global_clipnorm))
+        clips = of_all and not of_each and not getattr(optimizer, "gradient_accumulation_steps", None)
+        return clips and self.compiler.is_by_keras_alone(self.variables)
 
     @property
     def is_compiled(self) -> bool:
@@ -258,24 +262,31 @@ class UpdateCompiler:
         return (may_be_of_user or self.is_by_keras_alone(variables)) and not self._is_debugged()
 
     def _saves_time(self, variables: Sequence[_Variable]) -> bool:
-        """Return whether compiling the update is possible on the device of the variables and saves time.
-
-        The time to compile grows with the number of variables whose updates are compiled: those that are alike share
-        programs. The time saved at each step grows with the number of values. Without compiling, the time to build the
-        graph grows with the number of all variables. A conditional would copy variables in an XLA program.
-        """
+        optimizer = self.optimizer()
+        # They are conditionals, which would copy variables in an XLA program. The settings of a MultiOptimizer say
+        # nothing about the optimizers inside it.
+        accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+        if _inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency or accumulates:
+            return False
         # In eager code each step asks, about the same variables.
         asked, answer = self._last_asked
         now = list(map(id, variables))
         if asked != now:
-            values = sum(math.prod(variable.shape) for variable in variables)
-            answer = (values >= _MANY or len(variables) >= _SHARING) and self._is_worth_it(variables, values)
+            answer = self._is_worth_it(variables)
             self._last_asked = now, answer
-        return answer and _has_no_conditional(self.optimizer())
+        return answer
 
-    def _is_worth_it(self, variables: Sequence[_Variable], values: int) -> bool:
+    def _is_worth_it(self, variables: Sequence[_Variable]) -> bool:
+        """Return whether compiling is possible on the device of the variables, and saves time.
+
+        The time to compile grows with the number of variables whose updates are compiled: those that are alike share
+        programs. The time saved at each step grows with the number of values. Without compiling, the time to build the
+        graph grows with the number of all variables.
+        """
+        values = sum(math.prod(variable.shape) for variable in variables)
         # An XLA program runs on a single device.
-        if has_apple_gpu() or len({of_tensorflow(variable).device for variable in variables}) > 1:
+        is_on_one_device = len({of_tensorflow(variable).device for variable in variables}) == 1
+        if (values < _MANY and len(variables) < _SHARING) or not is_on_one_device or has_apple_gpu():
             return False
         shares = self.is_by_keras_alone(variables)
         compiled = num_compiled(self.optimizer(), variables) if shares else len(variables)
@@ -311,22 +322,6 @@ class UpdateCompilers:
         return self._each[optimizer]
 
 
-def _has_no_conditional(optimizer: _Optimizer) -> bool:
-    """Return whether an update of Keras' own contains no conditional."""
-    # The settings of a MultiOptimizer say nothing about the optimizers inside it. The optimizers of Keras 2 do not
-    # accumulate gradients.
-    accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
-    return not (_inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency or accumulates)
-
-
 def _inner_optimizers(optimizer: _Optimizer) -> list[_Optimizer]:
     # Only a MultiOptimizer has some. Older versions of Keras do not have this class.
     return list(getattr(optimizer, "optimizers", []))
-
-
-def _clips_by_global_norm(optimizer: _Optimizer) -> bool:
-    """Return whether the optimizer clips the gradients of every call by their global norm."""
-    # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their sums, at
-    # the end of each window.
-    of_each, of_all = ((norm or 0) > 0 for norm in (optimizer.clipnorm, optimizer.global_clipnorm))
-    return of_all and not of_each and not getattr(optimizer, "gradient_accumulation_steps", None)

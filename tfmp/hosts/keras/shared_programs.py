@@ -1,6 +1,6 @@
 """Updates variables by few compiled programs: variables that are alike share one.
 
-To compile the update of a variable takes XLA as long as that of the variable before, although the two differ in nothing
+XLA takes as long for the update of a variable as for that of the variable before, although the two differ in nothing
 but the variables if these have one shape. So the update of a few variables is traced and compiled once, and the program
 is called again with other variables in their place.
 """
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.any_keras.internals import decays, index_of, not_counting, num_built_with
+from tfmp.any_keras.internals import built_with, decays, index_of, not_counting
 from tfmp.any_keras.which import is_of_keras, of_tensorflow
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Gradient, Gradients
@@ -113,7 +113,7 @@ def _own_of_each(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[
     attributes = list(vars(optimizer).values())
     # Such as the learning rate: a list of these may be as long as that of a slot.
     of_all = {id(_variable_in(each)) for each in attributes if _is_variable(each)}
-    lists = [each for each in attributes if isinstance(each, list) and len(each) == num_built_with(optimizer)]
+    lists = [each for each in attributes if isinstance(each, list) and len(each) == len(built_with(optimizer))]
     found = []
     for variable in variables:
         place = index_of(optimizer, variable)
@@ -176,9 +176,13 @@ class _Program:
     """An update of some variables, compiled, which can update others of their kind."""
 
     def __init__(self, update: Callable[..., None], own: Sequence[Any], given: _Given) -> None:
+        def run(grads: Gradients, tensors: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]) -> None:
+            with _with_numbers(own, numbers):
+                update(grads, tensors)
+
         # TensorFlow would take inner functions for one that is traced too often, because they share their code.
-        run = functools.partial(_run, update, own)
-        self._function = tf.function(run, jit_compile=True, autograph=False).get_concrete_function(*given)
+        function = tf.function(functools.partial(run), jit_compile=True, autograph=False)
+        self._function = function.get_concrete_function(*given)
         # Handles of variables, and other tensors.
         self._captured = self._function.captured_inputs
         self._own = _handles(own)
@@ -188,17 +192,6 @@ class _Program:
         others = dict(zip(map(id, self._own), _handles(own), strict=True))
         self._function.set_external_captures([others.get(id(each), each) for each in self._captured])
         self._function(*given)
-
-
-def _run(
-    update: Callable[..., None],
-    own: Sequence[Any],
-    grads: Gradients,
-    tensors: Sequence[tf.Tensor],
-    numbers: Sequence[tf.Tensor],
-) -> None:
-    with _with_numbers(own, numbers):
-        update(grads, tensors)
 
 
 def _handles(own: Sequence[Any]) -> list[tf.Tensor]:

@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from tfmp.any_keras.internals import (
     dtype_policy,
+    half_casts,
     has_random_generator,
     loss_of_function,
     policy_with_variables_in,
     put_dtype_policy,
 )
 from tfmp.any_keras.which import is_keras2
-from tfmp.mixed_precision.keras_layers import attributes_with_cast_variables, half_casts, in_float32
+from tfmp.mixed_precision.keras_layers import attributes_with_cast_variables, in_float32
 
 #: A layer or model of any Keras.
 _Layer: TypeAlias = Any
