@@ -89,12 +89,17 @@ class _StricterDetector(tfmp.NonFiniteDetector):
     """A user's detector, which may look at more than whether the gradients are finite."""
 
 
+class _OfOneReplica(tfmp.NonFiniteDetector):
+    ignores_sums = True
+
+
 #: Scalers that need to know different things of gradients.
 SCALERS: dict[str, Callable[[], LossScaler]] = {
     "finite": lambda: scaler_of(halving()),
     "below 1": lambda: scaler_of(halving(min_loss_scale=0.5)),
     "saturation": lambda: scaler_of(halving(), tfmp.SaturationDetector()),
     "own detector": lambda: scaler_of(halving(), _StricterDetector()),
+    "ignores sums": lambda: scaler_of(halving(), _OfOneReplica()),
     "largest magnitude": lambda: scaler_of(tfmp.LogMaxLossScaleManager(init_loss_scale=8)),
 }
 

@@ -167,18 +167,6 @@ def test_each_manager_has_its_losses_and_those_of_managers_without_reports() -> 
     assert [hook.asked[0]["losses"] for hook in (of_one, of_all)] == [[losses], [[losses[0]], [losses[1]]]]
 
 
-def test_loss_inside_a_conditional_is_left_alone() -> None:
-    w = tf1.get_variable("w", initializer=1.0, use_resource=True)
-    opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.FixedLossScaleManager(8))
-
-    def gradient() -> tf.Tensor:
-        return opt.compute_gradients(w * 2.0, [w])[0][0]
-
-    hook = _Asked(every_n_steps=1)
-    run_session(hook, opt.apply_gradients([(tf.cond(w > 0.0, gradient, gradient), w)]), 1)
-    assert [asked["losses"] for asked in hook.asked] == [[[]]]
-
-
 @pytest.mark.parametrize("given", ["other", "other:0", "tensor"])
 def test_loss_that_is_given_is_looked_at(given: str) -> None:
     step, other = graph_step(_HUGE), tf.constant([1.0, math.nan], name="other")

@@ -119,9 +119,8 @@ class StuckWatch:
     streak that finds the scale there, because the steps before that status may be the ones that lowered the scale to
     its floor. A `FixedLossScaleManager` never lowers its scale, so its scale is not treated as a floor.
 
-    If several processes take each step together, all of them must decide alike: a process that stops alone would leave
-    the others waiting for it forever. The status is the same on all processes, so it may decide. A loss belongs to one
-    process alone, so it causes a warning but does not stop the training.
+    If several processes take each step together, a process that stops alone would leave the others waiting for it
+    forever. So only the status may decide, which is the same on all of them.
     """
 
     def __init__(self, on_stuck: OnStuck, stuck_after: int) -> None:
@@ -146,8 +145,7 @@ class StuckWatch:
     ) -> bool:
         """Return True if training is stuck and should stop; log the reason once.
 
-        The status, with numbers as fields, and the unscaled losses, if they are known, are those of the last step. If
-        training is at its end, the watch only warns, whatever `on_stuck` says.
+        The status and the unscaled losses are numbers, those of the last step. If training is `at_end`, only warn.
         """
         policy: OnStuck = "warn" if at_end else self._on_stuck
         loss = next((loss for loss in losses if not math.isfinite(loss)), None)

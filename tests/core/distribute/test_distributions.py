@@ -262,26 +262,6 @@ def test_constants_are_sent_whenever_the_graph_runs_and_not_while_it_is_optimize
 # Which of these a step is part of.
 
 
-@pytest.mark.parametrize(
-    ("size", "is_distributed", "expected"),
-    [
-        (None, False, "SingleProcess()"),
-        (2, True, "Horovod()"),
-        (2, False, "SingleProcess()"),
-        (1, True, "SingleProcess()"),
-        (1, False, "SingleProcess()"),
-    ],
-)
-def test_horovod_is_used_if_it_runs_several_processes_and_the_user_says_so(
-    size: int | None, is_distributed: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if size is not None:
-        run_horovod(monkeypatch, size)
-    distribution = current_distribution(is_distributed)
-    assert repr(distribution) == expected
-    assert float(distribution.total(tf.constant(3.0), "values")) == (6 if expected == "Horovod()" else 3)
-
-
 @pytest.mark.parametrize("is_distributed", [False, True])
 def test_replicas_are_found_with_either_setting_and_not_beside_several_processes_of_horovod(
     two_replicas: tf.distribute.MirroredStrategy, is_distributed: bool, monkeypatch: pytest.MonkeyPatch

@@ -15,10 +15,9 @@ Returned = TypeVar("Returned")
 class Distribution:
     """How the replicas of one step act together. Every method is called on each replica.
 
-    The methods here are those of a replica that is alone. For several, `total` is the only exchange: every kind of
-    distribution can sum. What the methods return is the same on each replica. Where an error names variables, `names`
-    are theirs; a `name` is that of an exchange, and no other exchange of the step may have it, because Horovod
-    distinguishes tensors by their names.
+    The methods here are those of a replica that is alone. What they return is the same on each replica. Where an error
+    names variables, `names` are theirs; a `name` is that of an exchange, and no other exchange of the step may have it,
+    because Horovod distinguishes tensors by their names.
     """
 
     def __repr__(self) -> str:
@@ -29,10 +28,6 @@ class Distribution:
         """The number of replicas whose gradients an optimizer sums when it applies them, after the check."""
         return 1
 
-    def place(self) -> tuple[int | tf.Tensor, int]:
-        """Return the number of this replica, from 0, and how many replicas there are."""
-        return 0, 1
-
     def total(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the sum over the replicas."""
         del name
@@ -40,13 +35,8 @@ class Distribution:
 
     def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return, for each value, the largest over the replicas; no value may be NaN."""
-        replica, replicas = self.place()
-        if replicas == 1:
-            return values
-        # A table with a row for each replica, of which each one fills its own. The values are selected and not
-        # multiplied by 0 or 1: infinity times 0 is NaN.
-        is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
-        return tf.reduce_max(self.total(tf.where(is_own, values, tf.zeros([], values.dtype)), name), axis=0)
+        del name
+        return values
 
     def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
         """Return the largest of each answer over the replicas, by one exchange.
@@ -54,15 +44,8 @@ class Distribution:
         An answer is a boolean scalar, which becomes True if it is on any replica, or a float32 scalar, which may be
         infinite or NaN. All replicas must have a gradient for the same variables.
         """
-        if self.place()[1] == 1:
-            return list(answers)
-        vector = tf.stack([tf.cast(answer, tf.float32) for answer in answers])
-        largest = tf.unstack(self._largest_answers(vector, grads, names))
-        return [tf.cast(each, answer.dtype) for each, answer in zip(largest, answers, strict=True)]
-
-    def _largest_answers(self, answers: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
         del grads, names
-        return self.maximum(answers, "step_result")
+        return list(answers)
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
         """Return the mean of the gradients over the replicas; unchanged if the optimizer sums gradients itself.
@@ -100,6 +83,31 @@ class Distribution:
 
 class SingleProcess(Distribution):
     """A process that trains alone."""
+
+
+class SeveralReplicas(Distribution):
+    """Replicas whose only exchange is `total`, because every kind of distribution can sum."""
+
+    def place(self) -> tuple[int | tf.Tensor, int]:
+        """Return the number of this replica, from 0, and how many replicas there are."""
+        raise NotImplementedError
+
+    def maximum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the largest by the sum of tables with a row for each replica, of which each one fills its own."""
+        replica, replicas = self.place()
+        # The values are selected and not multiplied by 0 or 1: infinity times 0 is NaN.
+        is_own = tf.reshape(tf.equal(tf.range(replicas), replica), [replicas] + [1] * values.shape.rank)
+        return tf.reduce_max(self.total(tf.where(is_own, values, tf.zeros([], values.dtype)), name), axis=0)
+
+    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the largest of each answer over the replicas."""
+        vector = tf.stack([tf.cast(answer, tf.float32) for answer in answers])
+        largest = tf.unstack(self._largest_answers(vector, grads, names))
+        return [tf.cast(each, answer.dtype) for each, answer in zip(largest, answers, strict=True)]
+
+    def _largest_answers(self, answers: tf.Tensor, grads: Gradients, names: Sequence[str]) -> tf.Tensor:
+        del grads, names
+        return self.maximum(answers, "step_result")
 
 
 def forms_and_opposites(grads: Gradients) -> tf.Tensor:

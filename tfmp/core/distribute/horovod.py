@@ -5,12 +5,12 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from tfmp.core.distribute.base import Distribution, alike_on_all, forms_and_opposites
+from tfmp.core.distribute.base import SeveralReplicas, alike_on_all, forms_and_opposites
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Gradient, Gradients
 
 
-class Horovod(Distribution):
+class Horovod(SeveralReplicas):
     """The processes that Horovod connects.
 
     Each process changes its own variables, and all change them in the same way, because they agree on the flag. `agree`

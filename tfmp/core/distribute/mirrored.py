@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfmp.core.distribute.base import Distribution, Returned, alike_on_all, forms_and_opposites
+from tfmp.core.distribute.base import Returned, SeveralReplicas, alike_on_all, forms_and_opposites
 from tfmp.core.gradients import arithmetic
 from tfmp.core.tracing import conditional_update
 from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
@@ -13,7 +13,7 @@ from tfmp.types import ChangeVariables, Done, Gradient, Gradients, Held
 _Strategy: TypeAlias = tf.distribute.Strategy | tf.compat.v1.distribute.Strategy
 
 
-class Mirrored(Distribution):
+class Mirrored(SeveralReplicas):
     """The replicas of a `tf.distribute` strategy that keeps a copy of every variable on each of them.
 
     The conditional must be built in the cross-replica context. A strategy builds each replica's part in a thread of its

@@ -1,4 +1,4 @@
-"""What is found of gradients: by the check of one replica's, before their step and in it, and of each variable's."""
+"""What is found of gradients: the check of one replica, what is known before a step, and counts by variable."""
 
 import functools
 from collections.abc import Collection, Sequence
@@ -69,7 +69,7 @@ class GradientCheck(NamedTuple):
     #: larger, so values that are finite while scaled are finite when unscaled.
     are_scaled: bool = False
     #: The number of replicas whose gradients the optimizer sums after the check. A finite value that could overflow in
-    #: that sum counts as an overflow.
+    #: that sum counts as an overflow. It is 1 if the detector ignores sums.
     num_summed: int = 1
     #: Indices of gradients that are the next values of their variables (Keras' float8 scales). They are never scaled,
     #: and are checked only for infinities and NaN.
@@ -94,7 +94,7 @@ class GradientCheck(NamedTuple):
             # makes values larger, and a finite scaled value could overflow. Such a step is skipped, although no value
             # is counted as overflowed, and the manager then raises the scale to its lowest.
             flags.append(self.loss_scale >= 1)
-        if self._sums_later:
+        if self.num_summed > 1:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
             flags.append(measures.all_finite(to_detect, self.num_summed))
         if self.overwritten:
@@ -124,16 +124,12 @@ class GradientCheck(NamedTuple):
         if are_suspect is not None:
             to_detect = measures.only_suspects(to_detect, are_suspect)
         counts = self.detector.counts(to_detect, self.loss_scale)
-        if self._sums_later:
+        if self.num_summed > 1:
             in_sum = measures.counts(to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)])
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self.overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self.loss_scale)
         return counts
-
-    @property
-    def _sums_later(self) -> bool:
-        return self.num_summed > 1 and not self.detector.ignores_sums
 
     def _to_detect(self, grads: Gradients) -> Gradients:
         return [None if index in self.overwritten else grad for index, grad in enumerate(grads)]

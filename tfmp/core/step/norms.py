@@ -73,12 +73,18 @@ class StepNorms(NotCheckpointed):
         """True if the steps that are built now store their norms."""
         return self._last is not None
 
-    def is_wanted(self, *, by_exchange: bool = False) -> bool:
-        """Return whether the step that is being built measures its norm, perhaps `by_exchange` between the replicas.
+    @property
+    def are_wanted(self) -> bool:
+        """True if somebody may want to know the norm of the step that is being built.
 
-        Somebody may fetch the norm from a graph, but not on all workers: then none of them may have to wait for others.
+        If it is not recorded, somebody may fetch it from the graph, but not on all workers. So no worker may have to
+        wait for others to compute it.
         """
-        return self.is_recorded or (in_graph_itself() and not by_exchange)
+        return self._last is not None or in_graph_itself()
+
+    def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look | None:
+        """Compare the norm of a step of these optimizers with the bound of the spike detector, if there is one."""
+        return None if self.spikes is None else self.spikes.look(optimizers, norm)
 
     def store(self, norm: tf.Tensor, look: Look | None, found: Found) -> Done:
         """Store the norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas.
@@ -104,10 +110,10 @@ class StepNorms(NotCheckpointed):
 
     def store_unchecked(self, grads: Gradients, distribution: Callable[[], Distribution]) -> Done:
         """Store the norm of gradients in true magnitude that are applied without a check, if somebody wants it."""
-        if not self.is_wanted():
+        if not self.are_wanted:
             return None
         is_summed = distribution().num_summed == 1
-        if not self.is_wanted(by_exchange=not is_summed):
+        if not (is_summed or self.is_recorded):
             return None
         norm = Measured(grads, None, is_summed).norm([], distribution())
         return distribution().once(lambda: tf.group(*self._keep(norm, norm)))

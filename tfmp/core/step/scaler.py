@@ -80,7 +80,7 @@ class LossScaler:
         if loss_scale is None:
             loss_scale = self.manager.get_loss_scale()
         unscaled = arithmetic.unscale(grads, loss_scale)
-        if self.norms.is_wanted():
+        if self.norms.are_wanted:
             for grad in unscaled:
                 keep_unclipped(grad)
         return unscaled
@@ -117,13 +117,6 @@ class LossScaler:
             "tfmp.LossScaleOptimizer, or wrap the optimizer in hvd.DistributedOptimizer.",
             horovod.size(),
         )
-
-    def store_overflows(self, names: Sequence[str], counts: tf.Tensor) -> Done:
-        """Store the counts of a step for the variables of these names; called once for all replicas."""
-        stored = self.overflow_counts.of(names)
-        # Only the first replica comes here: if each replica has made a manager of its own, the first one's is used.
-        records_of_graph().steps.append((self.manager, stored))
-        return stored.record(counts)
 
     @without_autograph
     def advance(self, found: Found, is_step: tf.Tensor | None = None) -> Done:
@@ -176,12 +169,8 @@ class Facts(NamedTuple):
         of_window: bool = False,
     ) -> GradientCheck:
         """Return the check of one replica's gradients, which may have been summed over all; see `GradientCheck`."""
-        return GradientCheck(
-            # See `Checked.of_window`.
-            NonFiniteDetector() if of_window else self.scaler.detector,
-            self.loss_scale,
-            are_scaled,
-            1 if are_summed else self.distribution.num_summed,
-            overwritten,
-            self.scaler.manager.needs_max_abs,
-        )
+        # See `Checked.of_window`.
+        detector = NonFiniteDetector() if of_window else self.scaler.detector
+        num_summed = 1 if are_summed or detector.ignores_sums else self.distribution.num_summed
+        needs_max_abs = self.scaler.manager.needs_max_abs
+        return GradientCheck(detector, self.loss_scale, are_scaled, num_summed, overwritten, needs_max_abs)

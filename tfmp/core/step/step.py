@@ -11,7 +11,7 @@ from tfmp.core.distribute import Distribution
 from tfmp.core.gradients import arithmetic
 from tfmp.core.gradients.clipping import unclipped
 from tfmp.core.gradients.measures import global_norm, large_norm_of_each
-from tfmp.core.monitors import RecordedGradients, record_gradients
+from tfmp.core.monitors import RecordedGradients, record_gradients, records_of_graph
 from tfmp.core.overflow.found import Checked, Found, GradientCheck
 from tfmp.core.spikes.watch import Look
 from tfmp.core.step.norms import Measured
@@ -57,17 +57,6 @@ class Step(NamedTuple):
             self.gradient_check.are_suspect(self.grads) if has_sums else None,
             None if self.before is None else self.before.window_counts,
         )
-
-    def measure(self, is_usable: tf.Tensor) -> tuple[tf.Tensor | None, Look | None]:
-        """Return the norm of the step, the same on all replicas, and how it compares with those of steps before it.
-
-        None stands for what nobody asks for. If the step `is_usable` nowhere, the norm need not be right.
-        """
-        if self.measured is None:
-            return None, None
-        norm = self.measured.norm(self.adapter.names, self.facts.distribution, is_usable)
-        spikes = self.facts.scaler.norms.spikes
-        return norm, None if spikes is None else spikes.look(self.adapter.optimizers, norm)
 
     def apply(self, held: "Held") -> Done:
         """Apply the gradients."""
@@ -122,7 +111,7 @@ def step_of(
         of_window=before is not None and before.of_window,
     )
     measured = None
-    if scaler.norms.is_wanted():
+    if scaler.norms.are_wanted:
         whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
         measured = _measured(adapter, whole, typed, reduced, facts, scaled_by)
     if program is None:
@@ -152,7 +141,7 @@ def _measured(
     is_summed = adapter.sums_first or facts.distribution.num_summed == 1
     are_clipped = bool(arithmetic.values_of(arithmetic.without(whole, typed)))
     exchanges = not is_summed or (are_clipped and reduced is not typed)
-    if not facts.scaler.norms.is_wanted(by_exchange=exchanges):
+    if exchanges and not facts.scaler.norms.is_recorded:
         return None
     measured = reduced
     if are_clipped:
@@ -182,8 +171,9 @@ def attempt(step: Step) -> tuple[Done, Found]:
     (scaler, distribution, _), names = step.facts, step.adapter.names
     here = step.check()
     held = step.hold(here.usable)
-    norm, look = step.measure(here.usable)
-    found = agree(here, scaler, distribution, step, look)
+    norm = None if step.measured is None else step.measured.norm(names, distribution, here.usable)
+    look = None if norm is None else scaler.norms.look(step.adapter.optimizers, norm)
+    found = agree(here, scaler, distribution, look, step.grads, names)
     done = [_apply_or_record(step, held, found, look)]
     if norm is not None:
         done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
@@ -194,10 +184,14 @@ def attempt(step: Step) -> tuple[Done, Found]:
 
 
 def agree(
-    found: Found, scaler: LossScaler, distribution: Distribution, step: Step | None = None, look: Look | None = None
+    found: Found,
+    scaler: LossScaler,
+    distribution: Distribution,
+    look: Look | None = None,
+    grads: Gradients = (),
+    names: Sequence[str] = (),
 ) -> Found:
-    """Combine what each replica found into one answer for all; without a step, before the user clips gradients."""
-    grads, names = ([], []) if step is None else (step.grads, step.adapter.names)
+    """Combine what each replica found into one answer for all, which must have `grads` for the same variables."""
     answers = {"unusable": tf.logical_not(found.usable)}
     if look is not None:
         # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
@@ -214,13 +208,19 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
     # Made here, and not in a branch.
-    scaler.overflow_counts.of(names)
+    overflow_counts = scaler.overflow_counts.of(names)
 
     def record(counts: tf.Tensor | None) -> Done:
         if counts is None:
             return None
         of_all = distribution.maximum(counts, "overflow_counts")
-        return distribution.once(lambda: scaler.store_overflows(names, of_all))
+
+        def store() -> Done:
+            # Only the first replica comes here: if each replica has made a manager of its own, the first one's is used.
+            records_of_graph().steps.append((scaler.manager, overflow_counts))
+            return overflow_counts.record(of_all)
+
+        return distribution.once(store)
 
     def apply(held: Held) -> Done:
         # Micro-batches that overflowed are counted, although the step is applied without them.
@@ -229,15 +229,15 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     def count(held: Held) -> Done:
         return record(step.counts(held))
 
+    if look is None:
+        return distribution.conditional_update(found.applied, held, apply, count)
+
+    def describe(held: Held) -> Done:
+        norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
+        described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
+        return _all([described, record(held.window_counts)])
+
     def skip(held: Held) -> Done:
-        if look is None:
-            return count(held)
-
-        def describe(held: Held) -> Done:
-            norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
-            described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
-            return _all([described, record(held.window_counts)])
-
         return distribution.conditional_update(found.spike, held, describe, count)
 
     return distribution.conditional_update(found.applied, held, apply, skip)
