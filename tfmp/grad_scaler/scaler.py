@@ -421,14 +421,26 @@ class GradScaler(StepsWithRanges, tf.Module):
         parts = [
             self._part(call, own, kwargs, distribution, unscales) for call, (_, own) in zip(calls, pairs, strict=True)
         ]
-        done, found, loss_scale = self._apply(parts)
+        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
+        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        loss_scale = tf.constant(1.0)
+        # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
+        # its micro-batches, and an overflow may drop the whole window.
+        if self._enabled or (before is not None and before.window_counts is not None):
+            facts = self._scaler.facts()
+            taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
+            done, loss_scale = [taken], facts.loss_scale if before is None else loss_scale
+        else:
+            unclipped = grads if before is None or before.unclipped is None else before.unclipped
+            stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
+            done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
-        own_steps = [
+        done += [
             part.adapter.apply_scaled(part.grads, loss_scale, found.applied)
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
-        return self._calls.note(calls, found if self._enabled else None, [*done, *own_steps], distribution)
+        return self._calls.note(calls, found if self._enabled else None, done, distribution)
 
     def _part(
         self,
@@ -459,22 +471,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]
         return Part(adapter, given, [*checks, check._replace(unclipped=others)])
-
-    def _apply(self, parts: Sequence[Part]) -> tuple[list[Done], Found, tf.Tensor]:
-        """Apply the gradients of all optimizers or of none; also return what was found, and the scale of the gradients.
-
-        If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked its
-        micro-batches, and an overflow may drop the whole window.
-        """
-        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
-        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
-        if self._enabled or (before is not None and before.window_counts is not None):
-            facts = self._scaler.facts()
-            done, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
-            return [done], found, facts.loss_scale if before is None else tf.constant(1.0)
-        unclipped = grads if before is None or before.unclipped is None else before.unclipped
-        stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
-        return [apply_unscaled(adapter, grads), stored], Found(tf.constant(True)), tf.constant(1.0)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
