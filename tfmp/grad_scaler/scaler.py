@@ -340,7 +340,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        own = self._averaged(grads, distribution)
+        # Horovod's workers average, if they train together.
+        own = distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
             return own, before._replace(unclipped=own)
@@ -352,13 +353,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
         return own, before._replace(found=found, grads=own, unclipped=own)
-
-    def _averaged(self, grads: Gradients, distribution: Distribution) -> list[Gradient]:
-        """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
-        if not self._is_distributed:
-            return list(grads)
-        names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.worker_average.mean(grads, names, distribution)
 
     def _distribution(self) -> Distribution:
         """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
@@ -460,7 +454,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         if not unscales:
             if self._enabled:
                 self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            return Part(adapter, self._averaged(grads, distribution), [])
+            names = [f"gradient {index}" for index in range(len(grads))]
+            return Part(adapter, distribution.mean(grads, names, None), [])
         checks = [group.before for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
