@@ -90,17 +90,6 @@ def test_window_is_emptied_whether_it_is_applied_or_dropped(session: tf1.Session
         assert session.run([weight, accumulator.tried]) == [expected * steps, 0]
 
 
-def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:
-    scaler, new_scale = tfmp.GradScaler(8), tf1.placeholder(tf.float32, [])
-    update_op = scaler.update(new_scale)
-    session.run(tf1.global_variables_initializer())
-    for bad in (math.nan, math.inf, 0.5):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the new loss scale is not within"):
-            session.run(update_op, {new_scale: bad})
-    session.run(update_op, {new_scale: 32.0})
-    assert session.run(scaler.loss_scale) == 32
-
-
 def test_what_a_scaler_keeps_between_calls_are_no_variables_of_the_script(session: tf1.Session) -> None:
     scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8))
     before = tf1.global_variables()

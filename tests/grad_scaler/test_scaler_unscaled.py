@@ -202,20 +202,6 @@ def test_step_unscales_what_is_still_scaled_or_refuses_what_may_be(name: str, wa
         assert iterate(*factors) == expected
 
 
-@pytest.mark.graph
-def test_clipping_the_argument_of_unscale_is_refused_in_a_graph(session: tf.compat.v1.Session) -> None:
-    weight, optimizer, scaler = tf.compat.v1.get_variable("w", initializer=1.0), sgd(0.5), tfmp.GradScaler(1024.0)
-    grads = tf.gradients(scaler.scale(weight * 2.0), [weight])
-    (unscaled,) = scaler.unscale(optimizer, grads)
-    with pytest.raises(RuntimeError, match=_SAYS_WHAT_TO_CLIP):
-        scaler.step(optimizer, [(tf.clip_by_value(grads[0], -1.0, 1.0), weight)])
-    scaler.step(optimizer, [(tf.clip_by_value(unscaled, -1.0, 1.0), weight)])
-    update = scaler.update()
-    session.run(tf.compat.v1.global_variables_initializer())
-    session.run(update)
-    assert session.run(weight) == 0.5
-
-
 @pytest.mark.parametrize("make", [tf.constant, tf.Variable, np.array], ids=["tensor", "variable", "array"])
 def test_sparse_gradients_are_known_by_their_rows(make: Callable[[list[float]], Any]) -> None:
     training, table = Training(), tf.Variable([1.0, 1.0])

@@ -38,8 +38,6 @@ class Call:
     optimizer: object
     #: The number of the replica on which the call was made; None outside of replicas.
     replica: int | None
-    #: The graph in which the call was made; for eager code the `Calls`.
-    place: "weakref.ref[_Place]"
     #: The calls of `unscale` before it, each with a group.
     groups: "list[Call]"
     #: The gradients that `unscale` got, and those that it returned.
@@ -80,7 +78,8 @@ class Calls:
     def __init__(self, findings: Findings, *, is_strict: bool = True) -> None:
         self.findings = findings
         self._is_strict = is_strict
-        self._calls: list[Call] = []
+        # The calls by where they were made: in a graph, or for eager code in this object.
+        self._calls: weakref.WeakKeyDictionary[_Place, list[Call]] = weakref.WeakKeyDictionary()
         # The gradients of the calls before the last update, which are known as long as somebody else keeps them.
         self._before: list[UnscaledGradients] = []
 
@@ -136,9 +135,9 @@ class Calls:
                 f"Compute the gradients in the conditional and build the {stage.value} outside of it; or train in a "
                 "tf.function of an eager program."
             )
-        replica, places = current_replica(), self._places()
-        of_optimizer = [each for each in self._calls if each.optimizer is optimizer and each.replica == replica]
-        called = [each for each in of_optimizer if each.place() in places]
+        replica = current_replica()
+        around = [each for place in reversed(self._places()) for each in self._calls.get(place, ())]
+        called = [each for each in around if each.optimizer is optimizer and each.replica == replica]
         if self._is_strict and any(each.stage is Stage.STEPPED for each in called):
             order = "" if stage is Stage.STEPPED else "unscale comes before step; "
             raise RuntimeError(
@@ -147,7 +146,7 @@ class Calls:
                 "exception ended the iteration."
             )
         groups = [each for each in called if each.stage is Stage.UNSCALED]
-        return Call(stage, optimizer, replica, weakref.ref(places[0]), groups)
+        return Call(stage, optimizer, replica, groups)
 
     def _places(self) -> "list[_Place]":
         """Return where the running code is called, then all graphs around it, such as a function around a branch."""
@@ -170,25 +169,24 @@ class Calls:
                 place = outer
             return False
 
-        may_be_arguments = False
-        for group in call.groups:
-            inner = places[: places.index(group.place())]
-            # A trace does not know what the arguments of its function will be. Branches of a conditional have none.
-            if not all(map(is_branch, inner)):
-                may_be_arguments |= any(getattr(lists.values(grad), "graph", None) in inner for grad in grads)
+        with_groups = [place for place in places if any(each in call.groups for each in self._calls.get(place, ()))]
+        # A trace does not know what the arguments of its function will be. Branches of a conditional have none.
+        inner = places[: places.index(with_groups[-1])] if with_groups else []
+        may_be_arguments = not all(map(is_branch, inner)) and any(
+            getattr(lists.values(grad), "graph", None) in inner for grad in grads
+        )
         # If a step has used what `unscale` returned, or if that call is in another branch of a conditional that is
         # being built around the running code, it is no mistake.
         elsewhere = [
             each.gradients
-            for each in self._calls
-            if not call.groups and each.optimizer is call.optimizer and each.replica == call.replica
+            for place, calls in self._calls.items()
+            if not call.groups and place not in places and not is_in_other_branch(place)
+            for each in calls
+            if each.optimizer is call.optimizer and each.replica == call.replica
             if each.stage is Stage.UNSCALED and not each.used_by_step
-            if each.place() is not None and not is_in_other_branch(each.place())
         ]
-        is_elsewhere = elsewhere and not all(
-            grad is None or any(each.got(grad) for each in elsewhere) for grad in grads
-        )
-        if may_be_arguments or is_elsewhere:
+        are_known = all(grad is None or any(each.got(grad) for each in elsewhere) for grad in grads)
+        if may_be_arguments or (elsewhere and not are_known):
             raise RuntimeError(
                 f"unscale was called for this optimizer ({_name(call.optimizer)}) outside of the tf.function that step "
                 "is called in: call both in the same function, or both eagerly; call abandon() first if an exception "
@@ -200,7 +198,8 @@ class Calls:
     ) -> Done:
         """Record calls that were made, keep what they found, unless that is None, and return the op of all calls."""
         of_step = calls[0].stage is Stage.STEPPED
-        before = [op for op in [*done, *(each.op for each in self._here())] if op is not None]
+        here = self._calls.setdefault(self._places()[0], [])
+        before = [op for op in [*done, *(each.op for each in here)] if op is not None]
         op = tf.group(*before)
         if found is not None:
             added = distribution.once(lambda: self.findings.add(found, of_step=of_step, after=before))
@@ -211,28 +210,23 @@ class Calls:
         for group in [group for call in calls for group in call.groups if of_step]:
             # It stays until the update: another branch of a conditional may step with the same gradients.
             group.used_by_step = True
-        self._calls += calls
+        here += calls
         return op
-
-    def _here(self) -> list[Call]:
-        place = self._places()[0]
-        return [each for each in self._calls if each.place() is place]
 
     @property
     def have_begun(self) -> bool:
         """True in eager code if there was a call since the last update, also one in a `tf.function`."""
-        return bool(self._here()) or bool(self.findings.read().results > 0)
+        return bool(self._calls.get(self)) or bool(self.findings.read().results > 0)
 
     def end(self, adjust: Adjust, *, sets_scale: bool = False) -> Done:
         """Adjust the loss scale when all calls have run, and begin the next iteration.
 
         There must have been a call, unless the user `sets_scale`: then `adjust` only counts a step, if there was one.
         """
-        calls = self._here()
+        calls = self._calls.get(self._places()[0], [])
         ops = [each.op for each in calls if each.op is not None]
         if not self._is_strict:
-            self._forget()
-            return tf.group(*ops)
+            return self._end(None, ops)
         if not calls and not sets_scale:
             ops = self._refuse_if_nothing_found()
         # A step that Python has seen is certain, and needs no conditional.
@@ -247,27 +241,24 @@ class Calls:
 
         return self._end(adjusted, [])
 
-    def _end(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
-        distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-        done = distribution.once(lambda: self.findings.take(adjust, after=after))
-        self._forget()
-        return done
-
-    def _forget(self) -> None:
-        """Forget the calls that were made in the current graph, or in eager code."""
+    def _end(self, adjust: Callable[[Found, Counts], Done] | None, after: Sequence[tf.Operation]) -> Done:
+        """Adjust the loss scale after these ops, and forget the calls that were made in this place."""
+        if adjust is None:
+            done = tf.group(*after)
+        else:
+            distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
+            done = distribution.once(lambda: self.findings.take(adjust, after=after))
         here, *around = self._places()
-        replica = current_replica()
-
-        def outlives(call: Call) -> bool:
-            place = call.place()
-            # On a replica, only its own calls are forgotten: the other replicas call `update` themselves.
-            of_other = replica is not None and call.replica != replica
+        replica, unscaled = current_replica(), []
+        for place, calls in self._calls.items():
+            unscaled += [each.gradients for each in calls if each.stage is Stage.UNSCALED]
             # The trace of a function that is not around is finished, or has failed: nothing can follow in it.
-            is_function = isinstance(place, tf.Graph) and place.building_function
-            return of_other or place in around or (place is not None and place is not here and not is_function)
-
-        self._before = [each.gradients for each in self._calls if each.stage is Stage.UNSCALED]
-        self._calls = list(filter(outlives, self._calls))
+            is_over = isinstance(place, tf.Graph) and place.building_function and place not in around
+            if place is here or is_over:
+                # On a replica, only its own calls are forgotten: the other replicas call `update` themselves.
+                calls[:] = [each for each in calls if replica not in (None, each.replica)]
+        self._before = unscaled
+        return done
 
     def _refuse_if_nothing_found(self) -> list[tf.Operation]:
         """Raise an error if nothing was found since the last update; in a function, return the op that checks this.

@@ -69,11 +69,19 @@ def validated_steps(
     for pair in listed:
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"steps must be {what}, and it holds {pair!r} of type {type(pair).__name__}: {advice}.")
-    validated = [(validated_optimizer(optimizer), _validated_pairs(grads)) for optimizer, grads in listed]
+    validated = [(validated_optimizer(optimizer), lists.pairs(grads_and_vars)) for optimizer, grads_and_vars in listed]
     if len({id(optimizer) for optimizer, _ in validated}) < len(validated):
         raise ValueError("an optimizer is given twice: pass each optimizer once, with all of its grads_and_vars.")
     given = ", ".join(kwargs)
-    for optimizer, _ in validated:
+    for optimizer, pairs in validated:
+        if not pairs:
+            raise ValueError("there are no gradients to step with: pass pairs of a gradient and its variable.")
+        lists.refuse_all_none(grad for grad, _ in pairs)
+        if any(is_overwritten(variable) for _, variable in pairs):
+            raise NotImplementedError(
+                'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
+                "train it with tfmp.LossScaleOptimizer."
+            )
         kind = type(optimizer).__name__
         if kwargs and isinstance(optimizer, ScaledGradientsOptimizer):
             raise TypeError(f"{kind}.apply_scaled_gradients takes no {given}: leave it out.")
@@ -114,19 +122,6 @@ def validated_optimizer(optimizer: Any) -> Any:  # noqa: ANN401 - of any host
             "tf.compat.v1.train.Optimizer, or train eagerly or in a tf.function."
         )
     return optimizer
-
-
-def _validated_pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Any]]:
-    pairs = lists.pairs(grads_and_vars)
-    if not pairs:
-        raise ValueError("there are no gradients to step with: pass pairs of a gradient and its variable.")
-    lists.refuse_all_none(grad for grad, _ in pairs)
-    if any(is_overwritten(variable) for _, variable in pairs):
-        raise NotImplementedError(
-            'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
-            "train it with tfmp.LossScaleOptimizer."
-        )
-    return pairs
 
 
 def prepared_adapter(
@@ -238,20 +233,18 @@ def joined(parts: Sequence[Part]) -> Checked | None:
         grads=[grad for check in checks for grad in check.grads],
         # Otherwise the detector has not seen all gradients.
         of_window=all(check.of_window for check in checks),
-        window_counts=_window_counts(parts),
+        window_counts=_window_counts(parts) if any(check.window_counts is not None for check in checks) else None,
         unclipped=[grad for group in unclipped for grad in group] if len(unclipped) == len(checks) else None,
     )
 
 
-def _window_counts(parts: Sequence[Part]) -> tf.Tensor | None:
-    """Return how many values overflowed in windows, 0 for gradients of none; None if there is no window."""
-    windows = [[check.window_counts for check in part.checks if check.window_counts is not None] for part in parts]
-    if not any(windows):
-        return None
+def _window_counts(parts: Sequence[Part]) -> tf.Tensor:
+    """Return how many values of each gradient overflowed in windows; 0 for gradients of none."""
     counts = []
-    for part, window in zip(parts, windows, strict=True):
+    for part in parts:
         num_variables = len(part.adapter.variables)
-        of_part = window[0] if window else tf.zeros([num_variables, len(KINDS)], tf.int64)
+        of_windows = [check.window_counts for check in part.checks if check.window_counts is not None]
+        of_part = of_windows[0] if of_windows else tf.zeros([num_variables, len(KINDS)], tf.int64)
         if of_part.shape[0] != num_variables:
             raise ValueError(
                 f"unscale returned {of_part.shape[0]} gradients of the accumulator, and step got {num_variables}: pass "

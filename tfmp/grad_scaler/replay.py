@@ -25,13 +25,10 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
     If `train_step` has several optimizers, let them step together by `GradScaler.step_all`, and call `update` only
     once: a step that was skipped only in part cannot be repeated as a whole and is an error.
 
-    Note the following effects:
-
-    * The manager counts every attempt as a step. A batch that contains NaN lowers the scale `max_replays` more times.
-    * Whatever the forward pass itself changes is changed by every attempt: the averages of batch normalization, the
-      state of random number generators, metrics.
-    * An accumulator counts the micro-batches of every attempt. Leave out its `micro_batches_per_epoch`, and end the
-      last window of an epoch yourself: call `step` and `update` with the mean of the micro-batches that it has.
+    Every attempt counts as a step for the manager, and changes what the forward pass itself changes: the averages of
+    batch normalization, the state of random number generators, metrics. It also counts the micro-batches of an
+    accumulator. So leave out `micro_batches_per_epoch`, and end the last window of an epoch yourself: call `step` and
+    `update` with the mean of the micro-batches that it has.
 
     Args:
         train_step: A function without arguments that takes one step on a batch: forward and backward pass, then `step`

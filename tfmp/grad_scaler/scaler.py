@@ -340,7 +340,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        own = self._averaged(grads, distribution)
+        # Horovod's workers average, if they train together.
+        own = distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
             return own, before._replace(unclipped=own)
@@ -352,13 +353,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
         return own, before._replace(found=found, grads=own, unclipped=own)
-
-    def _averaged(self, grads: Gradients, distribution: Distribution) -> list[Gradient]:
-        """Return the mean of the gradients over Horovod's workers if `is_distributed`, otherwise the gradients."""
-        if not self._is_distributed:
-            return list(grads)
-        names = [f"gradient {index}" for index in range(len(grads))]
-        return self._scaler.mean_over_workers(grads, names, distribution)
 
     def _distribution(self) -> Distribution:
         """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
@@ -421,14 +415,26 @@ class GradScaler(StepsWithRanges, tf.Module):
         parts = [
             self._part(call, own, kwargs, distribution, unscales) for call, (_, own) in zip(calls, pairs, strict=True)
         ]
-        done, found, loss_scale = self._apply(parts)
+        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
+        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        loss_scale = tf.constant(1.0)
+        # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
+        # its micro-batches, and an overflow may drop the whole window.
+        if self._enabled or (before is not None and before.window_counts is not None):
+            facts = self._scaler.facts()
+            taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
+            done, loss_scale = [taken], facts.loss_scale if before is None else loss_scale
+        else:
+            unclipped = grads if before is None or before.unclipped is None else before.unclipped
+            stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
+            done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
-        own_steps = [
+        done += [
             part.adapter.apply_scaled(part.grads, loss_scale, found.applied)
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
-        return self._calls.note(calls, found if self._enabled else None, [*done, *own_steps], distribution)
+        return self._calls.note(calls, found if self._enabled else None, done, distribution)
 
     def _part(
         self,
@@ -448,7 +454,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         if not unscales:
             if self._enabled:
                 self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            return Part(adapter, self._averaged(grads, distribution), [])
+            names = [f"gradient {index}" for index in range(len(grads))]
+            return Part(adapter, distribution.mean(grads, names, None), [])
         checks = [group.before for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
@@ -459,22 +466,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]
         return Part(adapter, given, [*checks, check._replace(unclipped=others)])
-
-    def _apply(self, parts: Sequence[Part]) -> tuple[list[Done], Found, tf.Tensor]:
-        """Apply the gradients of all optimizers or of none; also return what was found, and the scale of the gradients.
-
-        If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked its
-        micro-batches, and an overflow may drop the whole window.
-        """
-        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
-        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
-        if self._enabled or (before is not None and before.window_counts is not None):
-            facts = self._scaler.facts()
-            done, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
-            return [done], found, facts.loss_scale if before is None else tf.constant(1.0)
-        unclipped = grads if before is None or before.unclipped is None else before.unclipped
-        stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
-        return [apply_unscaled(adapter, grads), stored], Found(tf.constant(True)), tf.constant(1.0)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
