@@ -1,7 +1,7 @@
 """Passes right and wrong arguments to every public function that takes gradients, variables, pairs or names."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +14,6 @@ from tfmp.bert.optimizers import AdamWeightDecayOptimizer
 _Form = Callable[[list[Any]], Any]
 #: Calls the function under test with the right list in this form, and returns its result.
 _Take = Callable[[_Form], Any]
-
-
-class _Entrance(NamedTuple):
-    """A public function under test.
-
-    Attributes:
-        make: Makes the objects that the test needs, outside of any `tf.function`, and returns the call to test.
-        wrong: The key in `_WRONG` of the arguments that the function must refuse.
-    """
-
-    make: Callable[[], _Take]
-    wrong: str
 
 
 def _variables() -> list[tf.Variable]:
@@ -112,24 +100,27 @@ def _decays(form: _Form) -> list[tf.Tensor]:
     return [tf.constant(optimizer.decays(variable)) for variable in _variables()]
 
 
-_ENTRANCES = {
-    "GradScaler.unscale": _Entrance(lambda: _unscale(True), "grads"),
-    "GradScaler.unscale disabled": _Entrance(lambda: _unscale(False), "grads"),
-    "GradScaler.step": _Entrance(_moves(_step, lambda: tfmp.GradScaler(8)), "pairs"),
-    "GradScaler.step_all": _Entrance(_moves(_step_all, lambda: tfmp.GradScaler(8)), "steps"),
-    "GradScaler.scale": _Entrance(_scale, "none"),
-    "GradScaler.prepare": _Entrance(lambda: _prepare, "variables"),
-    "GradientAccumulator": _Entrance(
-        lambda: lambda form: len(tfmp.GradientAccumulator(form(_variables()), 2).sums), "variables"
+#: For each public function under test, what makes its call, outside of any `tf.function`, and the key in `_WRONG` of
+#: the arguments that it must refuse.
+_ENTRANCES: dict[str, tuple[Callable[[], _Take], str]] = {
+    "GradScaler.unscale": (lambda: _unscale(True), "grads"),
+    "GradScaler.unscale disabled": (lambda: _unscale(False), "grads"),
+    "GradScaler.step": (_moves(_step, lambda: tfmp.GradScaler(8)), "pairs"),
+    "GradScaler.step_all": (_moves(_step_all, lambda: tfmp.GradScaler(8)), "steps"),
+    "GradScaler.scale": (_scale, "none"),
+    "GradScaler.prepare": (lambda: _prepare, "variables"),
+    "GradientAccumulator": (
+        lambda: lambda form: len(tfmp.GradientAccumulator(form(_variables()), 2).sums),
+        "variables",
     ),
-    "GradientAccumulator.add": _Entrance(_add, "grads"),
-    "clip_by_value": _Entrance(lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads or one"),
-    "clip_by_norm": _Entrance(lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads or one"),
-    "clip_by_global_norm": _Entrance(lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
-    "v1 apply_gradients": _Entrance(_moves(_apply, _of_v1), "pairs"),
-    "v1 minimize": _Entrance(_moves(_minimize, _of_v1), "none"),
-    "bert apply_gradients": _Entrance(_moves(_apply, lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
-    "bert exclude_from_weight_decay": _Entrance(lambda: _decays, "names"),
+    "GradientAccumulator.add": (_add, "grads"),
+    "clip_by_value": (lambda: lambda form: tfmp.clip_by_value(form(_grads()), -9, 9), "grads or one"),
+    "clip_by_norm": (lambda: lambda form: tfmp.clip_by_norm(form(_grads()), 1.0), "grads or one"),
+    "clip_by_global_norm": (lambda: lambda form: tfmp.clip_by_global_norm(form(_grads()), 1.0), "grads"),
+    "v1 apply_gradients": (_moves(_apply, _of_v1), "pairs"),
+    "v1 minimize": (_moves(_minimize, _of_v1), "none"),
+    "bert apply_gradients": (_moves(_apply, lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
+    "bert exclude_from_weight_decay": (lambda: _decays, "names"),
 }
 
 _WRONG: dict[str, dict[str, _Form]] = {
@@ -186,8 +177,8 @@ _PLACES = [
 ]
 
 
-def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
-    take = entrance.make()
+def _result(entrance: str, form: _Form, in_function: bool) -> Any:
+    take = _ENTRANCES[entrance][0]()
     found = tf.function(lambda: take(form), autograph=False)() if in_function else take(form)
     return tf.nest.map_structure(lambda each: each.numpy().tolist() if tf.is_tensor(each) else each, found)
 
@@ -195,15 +186,14 @@ def _result(entrance: _Entrance, form: _Form, in_function: bool) -> Any:
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize(("entrance", "in_function"), _PLACES)
 def test_any_ordered_iterable_gives_the_same_result_as_a_list(entrance: str, form: str, in_function: bool) -> None:
-    expected = _result(_ENTRANCES[entrance], list, in_function)
-    assert _result(_ENTRANCES[entrance], _FORMS[form], in_function) == expected
+    assert _result(entrance, _FORMS[form], in_function) == _result(entrance, list, in_function)
 
 
 @pytest.mark.parametrize(
     ("entrance", "in_function", "wrong"),
-    [(*place, wrong) for place in _PLACES for wrong in _WRONG[_ENTRANCES[place[0]].wrong]],
+    [(*place, wrong) for place in _PLACES for wrong in _WRONG[_ENTRANCES[place[0]][1]]],
 )
 def test_wrong_argument_is_refused_with_its_value_and_advice(entrance: str, in_function: bool, wrong: str) -> None:
-    form = _WRONG[_ENTRANCES[entrance].wrong][wrong]
+    form = _WRONG[_ENTRANCES[entrance][1]][wrong]
     with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
-        _result(_ENTRANCES[entrance], form, in_function)
+        _result(entrance, form, in_function)
