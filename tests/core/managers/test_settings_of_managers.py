@@ -62,6 +62,7 @@ def test_each_mode_has_the_documented_defaults_and_accepts_every_argument_of_its
         (np.float32(512), "static", {"loss_scale": 512}),
         ({"mode": "static", "init_scale": 512.0}, "static", {"loss_scale": 512}),
         ("fixed", "static", {}),
+        ({"mode": "static", "init_loss_scale": 512}, "static", {"loss_scale": 512}),
         ({"mode": "fixed", "loss_scale": 512}, "static", {"loss_scale": 512}),
         ({}, "dynamic", {}),
         ({"init_scale": 512.0, "mode": "dynamic"}, "dynamic", {"init_loss_scale": 512}),
