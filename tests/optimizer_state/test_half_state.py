@@ -77,14 +77,10 @@ def test_training_is_that_with_float32_state_but_for_rounding(
 @pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)], ids=["0.5", "decay"])
 def test_optimizer_that_is_passed_stays_as_it_is_and_its_settings_hold_for_the_other(rate: Any) -> None:
     variables = kernel_and_bias(keras)
-
-    def plain() -> Any:
-        made = keras.optimizers.Adam(rate, weight_decay=0.5)
-        made.iterations.assign(3)
-        made.exclude_from_weight_decay([variables[1]])
-        return made
-
-    passed = plain()
+    passed = keras.optimizers.Adam(rate, weight_decay=0.5)
+    passed.iterations.assign(3)
+    passed.exclude_from_weight_decay([variables[1]])
+    passed.of_its_own = keras.Variable(7.0)
     before = dict(vars(passed))
     half = tfmp.half_state(passed, momentum="float16")
     half.apply([tf.zeros([2, 2]), tf.zeros([2])], variables)
@@ -94,6 +90,7 @@ def test_optimizer_that_is_passed_stays_as_it_is_and_its_settings_hold_for_the_o
     assert vars(passed).keys() == before.keys()
     assert [name for name, value in vars(passed).items() if value is not before[name]] == []
     assert (int(passed.iterations), int(half.iterations), passed.built) == (3, 4, False)
+    assert 7.0 in values(half.variables)
 
 
 class _WithSlotsOfItsOwn(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
