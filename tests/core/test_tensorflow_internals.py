@@ -1,5 +1,6 @@
 """Private names of TensorFlow of which no other test says exactly what they mean."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,36 @@ def test_function_is_converted_where_autograph_converts_the_code_outside() -> No
     tf.function(without_autograph(lambda: not_converted.append(internals.converted_as_here(_negative_if_asked))))()
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
         tf.function(not_converted[0], autograph=False)(tf.constant(2.0))
+
+
+def test_place_of_ops_in_control_dependencies_and_control_flow_of_tf1_is_known(control_flow_v1: None) -> None:
+    contexts, loops = [], []
+
+    def body(value: tf.Tensor) -> tf.Tensor:
+        contexts.append(internals.control_flow_context(tf.compat.v1.get_default_graph()))
+        loops.append(internals.within_loop_of_tf1())
+        return value + 1
+
+    with tf.Graph().as_default() as graph:
+        op = tf.no_op()
+        assert list(internals.control_dependencies(graph)) == []
+        with tf.control_dependencies([op]):
+            assert list(internals.control_dependencies(graph)) == [op]
+        assert internals.control_flow_context(graph) is None
+        assert not internals.within_loop_of_tf1()
+        tf.cond(tf.constant(True), lambda: body(tf.constant(0)), lambda: tf.constant(0))
+        tf.while_loop(lambda value: value < 3, body, [tf.constant(0)])
+    assert None not in contexts
+    assert loops == [False, True]
+
+
+@pytest.fixture
+def control_flow_v1() -> Iterator[None]:
+    was_v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    yield
+    if was_v2:
+        tf.compat.v1.enable_control_flow_v2()
 
 
 @pytest.mark.parametrize("conditional", ["cond", "switch_case"])

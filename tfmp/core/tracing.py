@@ -55,14 +55,11 @@ def conditional_update(
         false_called = [] if if_false is None else [_call_once_or_never(tf.logical_not(flag), held, if_false)]
         return tf.group(_call_once_or_never(flag, held, if_true), *false_called)
 
-    def done(function: Callable[[], object], value: bool) -> tf.Tensor:
-        with tf.control_dependencies([function()]):
+    def call(function: ChangeVariables | None, value: bool) -> tf.Tensor:
+        with tf.control_dependencies([] if function is None else [function(held)]):
             return tf.constant(value)
 
-    def otherwise() -> Done:
-        return tf.no_op() if if_false is None else if_false(held)
-
-    return tf.group(tf.cond(flag, lambda: done(lambda: if_true(held), True), lambda: done(otherwise, False)))
+    return tf.group(tf.cond(flag, lambda: call(if_true, True), lambda: call(if_false, False)))
 
 
 def _call_once_or_never(flag: tf.Tensor, held: Held, function: ChangeVariables) -> Done:

@@ -198,13 +198,13 @@ def _sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf
     """Return what each elementwise function gives, summed over each gradient: a row for each gradient, in `dtype`."""
     sums_of = functools.cache(functools.partial(_sums_in_matrix, functions, dtype))
     of_each = [tf.zeros([len(functions)], dtype)] * len(grads)
-    for group in _groups({index: values_of([grad])[0] for index, grad in enumerate(grads) if grad is not None}):
-        values = list(group.values())
-        if len(values) == 1:
-            found = [sums_of(values[0].dtype)(_rows(values[0]))]
+    values = {index: values_of([grad])[0] for index, grad in enumerate(grads) if grad is not None}
+    for group, joined in _groups(values):
+        if len(group) == 1:
+            found = [sums_of(joined.dtype)(_rows(joined))]
         else:
-            joined = _end_to_end(values)
-            parts = [_sums_of_parts(tf.cast(function(joined), dtype), values) for function in functions]
+            sizes = [values[index].shape.num_elements() for index in group]
+            parts = [_sums_of_parts(tf.cast(function(joined), dtype), sizes) for function in functions]
             found = tf.unstack(tf.stack(parts, axis=1))
         for index, sums in zip(group, found, strict=True):
             of_each[index] = sums
@@ -232,11 +232,10 @@ def _sums_in_matrix(
     return traced
 
 
-def _sums_of_parts(joined: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the sum of the part of a vector that belongs to each tensor, of those that it has `_end_to_end`."""
-    # Each sum is the difference of two running sums, so that a graph does not contain an op for each tensor.
-    bounds = np.cumsum([0, *(each.shape.num_elements() for each in values)])
-    at_bounds = tf.gather(tf.pad(tf.cumsum(joined), [[1, 0]]), bounds)
+def _sums_of_parts(vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return the sums of the parts of a vector that have these sizes."""
+    # Each sum is the difference of two running sums, so that a graph does not contain an op for each part.
+    at_bounds = tf.gather(tf.pad(tf.cumsum(vector), [[1, 0]]), np.cumsum([0, *sizes]))
     return at_bounds[1:] - at_bounds[:-1]
 
 
@@ -264,22 +263,16 @@ def _rows(values: tf.Tensor) -> tf.Tensor:
 
 def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the tensors with all small ones of a dtype concatenated into one, so that fewer ops are needed."""
-    return [_end_to_end(list(group.values())) for group in _groups(dict(enumerate(values)))]
+    return [joined for _, joined in _groups(dict(enumerate(values)))]
 
 
-def _groups(values: Mapping[int, tf.Tensor]) -> list[dict[int, tf.Tensor]]:
-    """Return the tensors that are read together, with their numbers: all small ones of a dtype, others alone."""
+def _groups(values: Mapping[int, tf.Tensor]) -> list[tuple[list[int], tf.Tensor]]:
+    """Return what is read together, with the numbers of its tensors: all small ones of a dtype, and each other one."""
     # The keys are strings, because a `tf.DType` equals a small integer and would be confused with a number.
-    groups: dict[str, dict[int, tf.Tensor]] = {}
+    groups: dict[str, list[int]] = {}
     for index, each in values.items():
-        groups.setdefault(each.dtype.name if _are_few([each]) else str(index), {})[index] = each
-    return list(groups.values())
-
-
-def _are_few(values: Sequence[tf.Tensor]) -> bool:
-    """Return whether tensors have so few values together that their number matters less than that of the ops."""
-    sizes = [each.shape.num_elements() for each in values]
-    return None not in sizes and sum(sizes) < _SMALL
+        groups.setdefault(each.dtype.name if _are_few([each]) else str(index), []).append(index)
+    return [(group, _end_to_end([values[index] for index in group])) for group in groups.values()]
 
 
 def _end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -287,3 +280,9 @@ def _end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(values) == 1:
         return values[0]
     return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
+
+
+def _are_few(values: Sequence[tf.Tensor]) -> bool:
+    """Return whether tensors have so few values together that their number matters less than that of the ops."""
+    sizes = [each.shape.num_elements() for each in values]
+    return None not in sizes and sum(sizes) < _SMALL
