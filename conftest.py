@@ -22,7 +22,7 @@ _NEEDS = {
     "tools/site/notebooks.py": "mkdocs",
     **{
         f"tfmp/{package}/{module}.py": need
-        for package in ("optimizers", "optimizer_state", "recomputation/layers")
+        for package in ("hosts/keras", "optimizer_state", "recomputation/layers")
         for module, need in {
             "keras215": "keras 2",
             "keras3": "keras 3",

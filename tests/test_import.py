@@ -47,7 +47,7 @@ def test_wrapping_a_tf1_optimizer_loads_no_keras_and_public_names_nothing_else_t
         "import tfmp\n"
         "tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), tfmp.FixedLossScaleManager(8))\n"
         "assert 'keras' in before or 'keras' not in sys.modules\n"
-        "assert 'tfmp.optimizers.keras3' not in sys.modules\n"
+        "assert 'tfmp.hosts.keras.keras3' not in sys.modules\n"
         "for name in tfmp.__all__: getattr(tfmp, name)\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)))"
     )

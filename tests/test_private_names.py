@@ -65,23 +65,23 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
         "Keras 3 would decay weights in half precision, and not find the slots of a view; a configuration leaves out "
         "settings of an optimizer",
     ),
-    "optimizers/keras/checkpoints.py": (
+    "hosts/keras/checkpoints.py": (
         "_trackable_children _lookup_dependency _deferred_dependencies _update_uid _learning_rate",
         f"{_CHILDREN}; `_learning_rate` is the name of one in Keras' checkpoints",
     ),
-    "optimizers/keras/files.py": ("_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it"),
-    "optimizers/keras_legacy.py": (
+    "hosts/keras/files.py": ("_optimizer", f"{_UNWRAPPED}; Keras' walk comes to it"),
+    "hosts/keras/legacy.py": (
         "__internal__ _track_trackable _hyper _get_hyper _set_hyper _create_hypers _create_all_weights "
         "_compute_gradients _aggregate_gradients _restore_slot_variable _create_or_restore_slot_variable "
         "_HAS_AGGREGATE_GRAD",
         "what Keras, Estimator and TensorFlow's checkpoints ask of a legacy optimizer, which the one inside has; "
         "legacy optimizers have no other interface, and are no longer developed",
     ),
-    "optimizers/keras2.py": (
+    "hosts/keras/keras2.py": (
         "_optimizer _learning_rate",
         f"{_UNWRAPPED}; Keras' TensorBoard callback reads the rate of a schedule, and reads nothing public",
     ),
-    "optimizers/v1.py": ("_trackable_children", f"{_CHILDREN}, or to refuse it"),
+    "hosts/tf1/optimizer.py": ("_trackable_children", f"{_CHILDREN}, or to refuse it"),
     "recomputation/layers/keras2.py": (
         "_trackable_children _lookup_dependency _compute_output_and_mask_jointly",
         f"{_CHILDREN}{_RECOMPUTED}; and Keras 2 would compute masks, and with them a whole model, a second time",

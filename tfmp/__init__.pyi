@@ -23,6 +23,7 @@ from tfmp.core.spikes.detector import SpikeDetector as SpikeDetector
 from tfmp.core.spikes.watch import SpikeReport as SpikeReport
 from tfmp.grad_scaler.replay import replay as replay
 from tfmp.grad_scaler.scaler import GradScaler as GradScaler
+from tfmp.hosts.base import LossScaleOptimizer as LossScaleOptimizer
 from tfmp.mixed_precision.autocast.scope import autocast as autocast
 from tfmp.mixed_precision.levels.existing_models import set_precision as set_precision
 from tfmp.mixed_precision.levels.scope import precision as precision
@@ -31,7 +32,6 @@ from tfmp.monitoring.callbacks import LossScaleCallback as LossScaleCallback
 from tfmp.monitoring.hooks import LossScaleLoggingHook as LossScaleLoggingHook
 from tfmp.monitoring.stuck import LossScaleStuckError as LossScaleStuckError
 from tfmp.optimizer_state.half_state import half_state as half_state
-from tfmp.optimizers.base import LossScaleOptimizer as LossScaleOptimizer
 from tfmp.ranges.check.precision_check import check_precision as check_precision
 from tfmp.recomputation.functions.function import recompute as recompute
 from tfmp.recomputation.layers.layer import Recompute as Recompute

@@ -14,8 +14,8 @@ from tfmp.bert.schedule import warm_up_then_decay
 from tfmp.core import settings
 from tfmp.core.gradients import clipping
 from tfmp.core.managers import LossScaleManager
-from tfmp.optimizers.base import LossScaleOptimizer
-from tfmp.optimizers.v1 import LossScaleOptimizerV1
+from tfmp.hosts.base import LossScaleOptimizer
+from tfmp.hosts.tf1.optimizer import LossScaleOptimizerV1
 from tfmp.types import Gradients
 
 tf1 = tf.compat.v1

@@ -14,7 +14,7 @@ from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter, LegacyAdapter
 from tfmp.hosts.keras.program import UpdateCompilers
-from tfmp.hosts.tf1 import TF1Adapter
+from tfmp.hosts.tf1.adapter import TF1Adapter
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 

@@ -1,1 +1,1 @@
-"""What tfmp knows of each host: the frameworks whose optimizers it wraps."""
+"""The frameworks whose optimizers tfmp wraps: for each a front-end, and how its optimizers take a step."""

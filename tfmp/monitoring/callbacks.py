@@ -14,12 +14,12 @@ from tfmp.core import settings
 from tfmp.core.managers.step_counters import LossScaleStatus
 from tfmp.core.messages import script_line
 from tfmp.core.step.properties import StepProperties
+from tfmp.hosts.base import LossScaleOptimizer
 from tfmp.mixed_precision.keras_layers import called_layers_of, compute_dtype
 from tfmp.monitoring.norm_history import NormHistory
 from tfmp.monitoring.reporter import Reporter, StepValues, with_values
 from tfmp.monitoring.stuck import OnStuck, several_processes
 from tfmp.monitoring.summaries import FitSummaries
-from tfmp.optimizers.base import LossScaleOptimizer
 from tfmp.ranges.history import RangeHistory
 from tfmp.ranges.recorders import FitRanges, trace_again
 

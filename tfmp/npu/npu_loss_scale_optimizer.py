@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfmp.core.managers import LossScaleManager
 from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.tensorflow_internals import TRACKING_PREFIX
+from tfmp.hosts.tf1.optimizer import LossScaleOptimizerV1
 from tfmp.npu.npu_loss_scale_manager import FixedLossScaleManager
-from tfmp.optimizers.v1 import LossScaleOptimizerV1
 from tfmp.types import Gradients
 
 

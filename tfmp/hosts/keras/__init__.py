@@ -1,1 +1,1 @@
-"""Optimizers of Keras 3, Keras 2 and tf_keras, none of which is imported here: how their updates are compiled."""
+"""The optimizers of Keras 3, Keras 2 and tf_keras. A Keras is imported by the modules named after it alone."""

@@ -13,13 +13,13 @@ from tfmp.core import lists
 from tfmp.core.accumulation import AccumulationSettings
 from tfmp.core.adapter import names_of
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.base import LossScaleOptimizer, of_inner
 from tfmp.hosts.keras.adapters import LegacyAdapter
-from tfmp.optimizers.base import LossScaleOptimizer, of_inner
-from tfmp.optimizers.keras.arguments import parts_of_config
-from tfmp.optimizers.keras.base import split
-from tfmp.optimizers.keras.checkpoints import ScaleOfKeras
-from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
-from tfmp.optimizers.keras2 import LossScaleOptimizerKeras2, OfKeras2
+from tfmp.hosts.keras.arguments import parts_of_config
+from tfmp.hosts.keras.base import split
+from tfmp.hosts.keras.checkpoints import ScaleOfKeras
+from tfmp.hosts.keras.files import StateInFiles, register_own_classes
+from tfmp.hosts.keras.keras2 import LossScaleOptimizerKeras2, OfKeras2
 from tfmp.types import Gradient, GradsAndVars, Loss
 
 #: The variables to train, or a function that returns them.

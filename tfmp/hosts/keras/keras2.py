@@ -14,10 +14,10 @@ from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
+from tfmp.hosts.base import of_inner, validated_aggregation_dtype
 from tfmp.hosts.keras.adapters import Keras2Adapter
-from tfmp.optimizers.base import of_inner, validated_aggregation_dtype
-from tfmp.optimizers.keras.arguments import warn_of_methods_never_called
-from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
+from tfmp.hosts.keras.arguments import warn_of_methods_never_called
+from tfmp.hosts.keras.base import Initializer, LossScaleOptimizerKeras, OfAnyKeras, split
 from tfmp.types import Gradient, Loss
 
 

@@ -16,16 +16,16 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.step.scaler import Facts
 from tfmp.core.watch import LoopRecord
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
-from tfmp.optimizers.base import LossScaleOptimizer, optimizer_of
-from tfmp.optimizers.keras.arguments import (
+from tfmp.hosts.base import LossScaleOptimizer, optimizer_of
+from tfmp.hosts.keras.arguments import (
     manager_of_keras,
     parts_of_config,
     refuse_other_arguments,
     validate_inner_optimizer,
 )
-from tfmp.optimizers.keras.checkpoints import CheckpointedAsInner, continue_at, manager_from_keras
-from tfmp.optimizers.keras.files import SavedAsInner, StateInFiles
+from tfmp.hosts.keras.checkpoints import CheckpointedAsInner, continue_at, manager_from_keras
+from tfmp.hosts.keras.files import SavedAsInner, StateInFiles
+from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 

@@ -11,21 +11,21 @@ from tfmp.any_keras.which import is_keras2, keras_of, module_for
 from tfmp.core import settings
 
 if TYPE_CHECKING:
-    from tfmp.optimizers.base import LossScaleOptimizer
+    from tfmp.hosts.base import LossScaleOptimizer
 
 #: The classes of the front-ends by the module of this package that each is in; those for legacy optimizers are second.
 _CLASSES = {
-    "v1": ("LossScaleOptimizerV1",),
-    "keras3": ("LossScaleOptimizerKeras3",),
-    "keras215": ("LossScaleOptimizerKeras215", "LossScaleOptimizerLegacyKeras215"),
-    "tf_keras": ("LossScaleOptimizerTfKeras", "LossScaleOptimizerLegacyTfKeras"),
+    "tf1.optimizer": ("LossScaleOptimizerV1",),
+    "keras.keras3": ("LossScaleOptimizerKeras3",),
+    "keras.keras215": ("LossScaleOptimizerKeras215", "LossScaleOptimizerLegacyKeras215"),
+    "keras.tf_keras": ("LossScaleOptimizerTfKeras", "LossScaleOptimizerLegacyTfKeras"),
 }
 
 
 def front_end_for(opt: object) -> "type[LossScaleOptimizer]":
     """Return the front-end for an optimizer, importing it."""
     if isinstance(opt, tf.compat.v1.train.Optimizer):
-        return _front_end("v1")
+        return _front_end("tf1.optimizer")
     for base in ("optimizers.Optimizer", "optimizers.legacy.Optimizer"):
         keras = keras_of(opt, base)
         if keras is not None:
@@ -57,11 +57,9 @@ def front_end_of_config(config: Mapping[str, Any]) -> "type[LossScaleOptimizer]"
 
 def front_end_of(keras: ModuleType, *, legacy: bool = False) -> "type[LossScaleOptimizer]":
     """Return the front-end for the optimizers of `keras` or `tf_keras`, importing it; a Keras may be too old for it."""
-    return _front_end(module_for(keras), legacy=legacy)
+    return _front_end(f"keras.{module_for(keras)}", legacy=legacy)
 
 
 def _front_end(module: str, *, legacy: bool = False) -> "type[LossScaleOptimizer]":
-    found: type[LossScaleOptimizer] = getattr(
-        importlib.import_module(f"tfmp.optimizers.{module}"), _CLASSES[module][legacy]
-    )
+    found: type[LossScaleOptimizer] = getattr(importlib.import_module(f"tfmp.hosts.{module}"), _CLASSES[module][legacy])
     return found

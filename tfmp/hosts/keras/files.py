@@ -23,7 +23,7 @@ import numpy as np
 from tfmp.core.managers import OWN_MANAGERS, LossScaleManager
 from tfmp.core.managers.step_counters import StepCounters
 from tfmp.core.spikes.detector import SpikeDetector
-from tfmp.optimizers.keras.checkpoints import continue_at
+from tfmp.hosts.keras.checkpoints import continue_at
 
 _logger = logging.getLogger("tfmp")
 

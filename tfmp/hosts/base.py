@@ -18,8 +18,8 @@ from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import LoopRecord
-from tfmp.optimizers.accumulators import Accumulators
-from tfmp.optimizers.front_ends import front_end_for, front_end_of_config
+from tfmp.hosts.accumulators import Accumulators
+from tfmp.hosts.front_ends import front_end_for, front_end_of_config
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 

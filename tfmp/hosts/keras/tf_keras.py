@@ -2,6 +2,6 @@
 
 import tf_keras
 
-from tfmp.optimizers.keras_legacy import front_ends_of
+from tfmp.hosts.keras.legacy import front_ends_of
 
 LossScaleOptimizerTfKeras, LossScaleOptimizerLegacyTfKeras = front_ends_of(tf_keras, __name__, "TfKeras")

@@ -18,14 +18,14 @@ from tfmp.core.overflow.detectors import OverflowDetector
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
-from tfmp.hosts.tf1 import TF1Adapter, keep_workers_in_step
-from tfmp.optimizers.base import (
+from tfmp.hosts.base import (
     LossScaleOptimizer,
     of_inner,
     optimizer_of,
     refuse_wrapped,
     validated_aggregation_dtype,
 )
+from tfmp.hosts.tf1.adapter import TF1Adapter, keep_workers_in_step
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _NEVER_SCALED = (

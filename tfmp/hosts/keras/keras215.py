@@ -2,6 +2,6 @@
 
 import keras
 
-from tfmp.optimizers.keras_legacy import front_ends_of
+from tfmp.hosts.keras.legacy import front_ends_of
 
 LossScaleOptimizerKeras215, LossScaleOptimizerLegacyKeras215 = front_ends_of(keras, __name__, "Keras215")

@@ -15,11 +15,11 @@ from tfmp.core.adapter import is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import running_horovod
 from tfmp.core.managers import ExponentialUpdateLossScaleManager
 from tfmp.core.tracing import outside_of_functions, without_autograph
+from tfmp.hosts.base import of_inner
 from tfmp.hosts.keras.adapters import Keras3Adapter
-from tfmp.optimizers.base import of_inner
-from tfmp.optimizers.keras.arguments import warn_of_methods_never_called
-from tfmp.optimizers.keras.base import Initializer, LossScaleOptimizerKeras
-from tfmp.optimizers.keras.files import StateInFiles, register_own_classes
+from tfmp.hosts.keras.arguments import warn_of_methods_never_called
+from tfmp.hosts.keras.base import Initializer, LossScaleOptimizerKeras
+from tfmp.hosts.keras.files import StateInFiles, register_own_classes
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")

@@ -1,0 +1,6 @@
+from tfmp.hosts.keras.keras3 import LossScaleOptimizerKeras3 as LossScaleOptimizerKeras3
+from tfmp.hosts.keras.keras215 import LossScaleOptimizerKeras215 as LossScaleOptimizerKeras215
+from tfmp.hosts.keras.keras215 import LossScaleOptimizerLegacyKeras215 as LossScaleOptimizerLegacyKeras215
+from tfmp.hosts.keras.tf_keras import LossScaleOptimizerLegacyTfKeras as LossScaleOptimizerLegacyTfKeras
+from tfmp.hosts.keras.tf_keras import LossScaleOptimizerTfKeras as LossScaleOptimizerTfKeras
+from tfmp.hosts.tf1.optimizer import LossScaleOptimizerV1 as LossScaleOptimizerV1

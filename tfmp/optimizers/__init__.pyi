@@ -1,6 +1,0 @@
-from tfmp.optimizers.keras3 import LossScaleOptimizerKeras3 as LossScaleOptimizerKeras3
-from tfmp.optimizers.keras215 import LossScaleOptimizerKeras215 as LossScaleOptimizerKeras215
-from tfmp.optimizers.keras215 import LossScaleOptimizerLegacyKeras215 as LossScaleOptimizerLegacyKeras215
-from tfmp.optimizers.tf_keras import LossScaleOptimizerLegacyTfKeras as LossScaleOptimizerLegacyTfKeras
-from tfmp.optimizers.tf_keras import LossScaleOptimizerTfKeras as LossScaleOptimizerTfKeras
-from tfmp.optimizers.v1 import LossScaleOptimizerV1 as LossScaleOptimizerV1

@@ -1,1 +1,0 @@
-"""What the front-ends for all versions of Keras share."""
