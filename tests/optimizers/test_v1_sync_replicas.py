@@ -1,8 +1,10 @@
 """The wrapper inside a `SyncReplicasOptimizer`, whose workers wait for each other."""
 
 import math
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -65,13 +67,48 @@ def test_training_goes_on_after_a_skipped_step_and_after_a_micro_batch_that_ends
                 assert session.run(shown) == after
 
 
-def test_step_of_each_accumulator_is_set_on_its_own_parameter_server() -> None:
-    with tf.Graph().as_default() as graph, tf1.device(tf1.train.replica_device_setter(2)):
-        step = tf1.train.get_or_create_global_step()
-        v, w = (tf1.get_variable(name, initializer=1.0) for name in "vw")
-        _synchronized(2).minimize(v + w, step)
-    sets = [op for op in graph.get_operations() if op.type == "ResourceAccumulatorSetGlobalStep"]
-    # TensorFlow sets the steps when a session begins.
-    of_tfmp = [op for op in sets if not op.name.startswith("sync_replicas/")]
-    assert [op.device for op in of_tfmp] == [op.inputs[0].device for op in of_tfmp]
-    assert sorted(op.device for op in of_tfmp) == [f"/job:ps/task:{task}" for task in range(2)]
+def _train_worker(
+    server: tf.distribute.Server, index: int, factors: Sequence[float], initialized: threading.Event
+) -> list[list[float]]:
+    """Return what a worker sees after each of its runs: the weights, the global step and the loss scale."""
+    with tf.Graph().as_default():
+        # The two variables, and so their accumulators, are on two parameter servers.
+        with tf1.device(tf1.train.replica_device_setter(2, worker_device=f"/job:worker/task:{index}")):
+            step = tf1.train.get_or_create_global_step()
+            v, w = (tf1.get_variable(name, initializer=1.0) for name in "vw")
+            factor = tf1.placeholder(tf.float32, [])
+            opt = _synchronized(2)
+            train_op = opt.minimize(factor * (v + w), step)
+        assert {each.device for each in (v, w)} == {f"/job:ps/task:{task}" for task in range(2)}
+        hooks = [opt.make_session_run_hook(is_chief=index == 0, num_tokens=0)]
+        found = []
+        if index:
+            # TensorFlow would look for initialized variables every 30 seconds.
+            assert initialized.wait(60)
+        with tf1.train.MonitoredTrainingSession(server.target, index == 0, hooks=hooks, **_SESSION) as session:
+            initialized.set()
+            for value in factors:
+                session.run(train_op, {factor: value})
+                found.append([float(each) for each in session.run([v, w, step, opt._opt.loss_scale])])
+        return found
+
+
+def test_two_workers_go_on_after_a_step_that_overflowed_on_one_of_them() -> None:
+    factors = [[1, 1, 1, 1], [3, math.inf, 3, 3]]
+    cluster = tf.train.ClusterSpec({job: [_free_address() for _ in range(2)] for job in ("ps", "worker")})
+    servers = {(job, task): tf.distribute.Server(cluster, job, task) for job in cluster.jobs for task in range(2)}
+    with ThreadPoolExecutor(2) as pool:
+        initialized = threading.Event()
+        runs = [
+            pool.submit(_train_worker, servers["worker", index], index, factors[index], initialized)
+            for index in range(2)
+        ]
+        found = [run.result(120) for run in runs]
+    after_each_run = [[0.75, 0.75, 1, 1024], [0.75, 0.75, 1, 512], [0.5, 0.5, 2, 512], [0.25, 0.25, 3, 512]]
+    assert found == [after_each_run, after_each_run]
+
+
+def _free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
