@@ -40,7 +40,7 @@ class _State(NamedTuple):
 class Findings(NotCheckpointed):
     """What calls have found since the last update, in a variable, since they and `update` may be in two functions.
 
-    A step finds the overflow that `unscale` found again. `unscale` counts too, since the user may drop the step.
+    A step finds again what `unscale` found. `unscale` counts too, since the user may drop the step.
     """
 
     def __init__(self, *, needs_max_abs: bool = False, has_detector: bool = False) -> None:

@@ -58,10 +58,7 @@ class ScaledGradientsOptimizer(Protocol):
 def validated_steps(
     steps: Iterable[tuple[Any, GradsAndVars]], kwargs: Mapping[str, Any]
 ) -> list[tuple[Any, list[tuple[Gradient, Any]]]]:
-    """Return optimizers, each with its pairs of gradients and variables, or raise an error if they cannot step.
-
-    `kwargs` are passed to each optimizer. If one did not take them, others would have stepped before its call fails.
-    """
+    """Return optimizers, each with its pairs of gradients and variables, or raise an error before any has stepped."""
     what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
     listed = lists.items("steps", steps, what, advice)
     if not listed:
@@ -130,10 +127,7 @@ def prepared_adapter(
     kwargs: Mapping[str, Any],
     compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
-    """Return the adapter for an optimizer's type, and make the optimizer's own variables.
-
-    If a `tf.function` can no longer make any, raise an error. `kwargs` are passed to `apply_gradients`.
-    """
+    """Return the adapter for an optimizer's type, and make the optimizer's own variables, if they can be made now."""
     is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
     if isinstance(optimizer, ScaledGradientsOptimizer):
         adapter: OptimizerAdapter = ScaledGradientsAdapter(optimizer, variables)

@@ -46,14 +46,12 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     it, and under the policy `mixed_float16` `compile` does not wrap it again.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras, also a
-            legacy one. Its own clipping, weight decay and moving averages see unscaled gradients. Below, Keras 2 means
-            Keras 2.15 and tf_keras, with their legacy optimizers.
+        opt: The optimizer to wrap, also a legacy one of Keras. Its own clipping, weight decay and moving averages see
+            unscaled gradients. Below, Keras 2 means Keras 2.15 and tf_keras, with their legacy optimizers.
         loss_scale_manager: Decides the loss scale: what `tfmp.get_loss_scale_manager` accepts. "dynamic" starts at
-            2**15, halves the scale at each overflow, and doubles it after 2000 finite steps in a row, as Keras does. A
-            number is a fixed scale for TF1. For Keras, whose own wrapper would start a dynamic scale from it, it is
-            refused: pass `initial_scale`, or a `tfmp.FixedLossScaleManager`. Every Keras optimizer that is not legacy
-            needs a manager of its own.
+            2**15, halves the scale at each overflow, and doubles it after 2000 finite steps, as Keras does. A number is
+            a fixed scale for TF1. For Keras, whose wrapper would start a dynamic scale from it, it is refused: pass
+            `initial_scale` or a `tfmp.FixedLossScaleManager`. Only TF1 and legacy optimizers can share a manager.
         is_distributed: Whether Horovod's processes train together: they then agree on each step, and their gradients
             are averaged, unless Horovod's own optimizer averages them. Not for Keras 3. The replicas of a
             `tf.distribute` strategy agree with either value. If nothing distributes, the first step refuses True.
@@ -63,14 +61,11 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         aggregation_dtype: For TF1 and Keras 2: "float16" if scaled gradients travel between Horovod's workers in
             float16, or None for their own type.
         jit_compile: For Keras, but not for legacy optimizers: whether XLA compiles unscaling, clipping and the update
-            into one program: "auto", where that saves time and only Keras' own code takes part; True, wherever it is
-            possible; False, never.
+            into one program: "auto", where that saves time, for Keras' own code; True, wherever possible; False, never.
         iterations_include_skipped_steps: For Keras 2: whether `iterations` counts skipped steps, as in Keras' wrapper.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` adds the gradients
-            of one micro-batch in float32, and the call that ends the window applies their mean; `global_step` or
-            `iterations` counts windows. With 1, each call is a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows: the whole "window", or that "micro_batch", on its
-            replica; then the step is skipped if none is left. The manager learns of either when the window ends.
+        accumulation_steps: The number of micro-batches in a window. Each `apply_gradients` adds the gradients of one in
+            float32. The last one applies their mean; `global_step` or `iterations` counts windows.
+        overflow_drops: As in `tfmp.GradientAccumulator`. The manager learns of an overflow when the window ends.
         micro_batches_per_epoch: As in `tfmp.GradientAccumulator`.
         skip_spikes: A `tfmp.SpikeDetector` of this optimizer's own, which skips finite steps whose norm is an outlier.
         dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
@@ -234,7 +229,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
 
         Returns:
             Pairs of an unscaled gradient and its variable, for `apply_gradients`. Gradients are in float32, or float64
-            if the scaled gradient is; None if the loss does not depend on the variable.
+            if the scaled gradient is; None if the loss does not depend on the variable. Sparse ones stay sparse.
         """
         return super().compute_gradients(loss, *args, **kwargs)
 

@@ -122,7 +122,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The variables of the loss-scale manager and of the accumulation, then those of the inner optimizer."""
+        """The wrapper's own variables, then those of the inner optimizer."""
         variables = self._keras.optimizers.Optimizer.variables.fget(self)
         # The parent's own count of iterations is never used, and has the name of the inner optimizer's.
         del variables[0]

@@ -261,6 +261,7 @@ class UpdateCompiler:
         accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
         if len(with_inner(optimizer)) > 1 or optimizer.ema_overwrite_frequency or accumulates:
             return False
+        # In eager code each step asks, about the same variables.
         asked, answer = self._last_asked
         now = list(map(id, variables))
         if asked != now:
