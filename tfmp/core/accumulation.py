@@ -28,10 +28,10 @@ def accumulation_settings(
     """Check the settings that a user passed, and return them."""
     if overflow_drops not in ("window", "micro_batch"):
         raise ValueError(f'overflow_drops must be "window" or "micro_batch", got {overflow_drops!r}.')
-    per_epoch = None
     if micro_batches_per_epoch is not None:
-        per_epoch = settings.count("micro_batches_per_epoch", micro_batches_per_epoch)
-    return AccumulationSettings(settings.count("accumulation_steps", accumulation_steps), overflow_drops, per_epoch)
+        micro_batches_per_epoch = settings.count("micro_batches_per_epoch", micro_batches_per_epoch)
+    steps = settings.count("accumulation_steps", accumulation_steps)
+    return AccumulationSettings(steps, overflow_drops, micro_batches_per_epoch)
 
 
 class GradientAccumulator(tf.Module):
@@ -49,34 +49,30 @@ class GradientAccumulator(tf.Module):
         usable   kept == tried                  with overflow_drops="window"
                  kept > 0                       with overflow_drops="micro_batch"
 
-    `GradScaler.step` skips the step if the window is not usable. The mean is also right if a window ends early. Each
-    replica of a `tf.distribute` strategy, and each process of Horovod, has sums of its own, until `GradScaler.unscale`
-    ends the window: `kept` and `tried` in the rule are then the totals of all replicas.
+    `GradScaler.step` skips the step if the window is not usable. Each replica of a `tf.distribute` strategy, and each
+    process of Horovod, has sums of its own, until `GradScaler.unscale` ends the window: `kept` and `tried` in the rule
+    are then the totals of all replicas.
 
     The mean for a variable is None until a micro-batch has a gradient for it; after that, None counts as zeros. In a
-    `tf.function` this is decided when the function is traced: if a variable has had no gradient by then, adding one
-    later is an error. After a checkpoint was restored, eager code assumes that the variables whose sum is not 0 had a
-    gradient; a graph only counts gradients that are added in it. If the last gradient for a variable was an
-    `IndexedSlices`, the mean is one too, of the rows whose sum is not 0; in code that XLA compiles, of all rows.
+    `tf.function` this is decided in the trace, and adding the first gradient for a variable later is an error. After a
+    checkpoint was restored, eager code assumes that the variables whose sum is not 0 had a gradient. If the last
+    gradient was an `IndexedSlices`, the mean is one too, of the rows whose sum is not 0; in XLA, of all rows.
 
     Args:
         variables: The variables to train, of TensorFlow or Keras. Under a `tf.distribute` strategy, make the
             accumulator in the strategy's scope, and call its methods on the replicas; `is_full` can be read outside.
         accumulation_steps: The number of micro-batches in a full window.
-        overflow_drops: What an overflow drops. With `"window"` the step is skipped if any micro-batch overflowed. With
-            `"micro_batch"` the step is taken with the mean of the others.
-        micro_batches_per_epoch: The number of micro-batches in an epoch, or in the whole training. A window also ends
-            after this number, even if it is not full; counting then starts anew. By default only full windows end.
+        overflow_drops: What an overflow drops: the whole `"window"`, or that `"micro_batch"`.
+        micro_batches_per_epoch: The number of micro-batches, in an epoch or in the whole training, after which a window
+            ends even if it is not full; counting then starts anew. By default only full windows end.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
 
     Attributes:
         sums: The sums of the gradients of the micro-batches that were kept, one for each variable.
         kept: The number of micro-batches in the sums; float64.
         tried: The number of micro-batches in the window, including those that overflowed; float64.
-        tried_in_epoch: The number of micro-batches since the epoch began, or without `micro_batches_per_epoch` since
-            the window began; float64.
-        largest: The largest gradient magnitude among the micro-batches that were kept; float32. The optimizers of tfmp
-            store it only if the loss-scale manager needs it.
+        tried_in_epoch: The same, of the epoch if there are `micro_batches_per_epoch`; float64.
+        largest: The largest gradient magnitude among the micro-batches that were kept, if it is needed; float32.
         overflows: The counts of `OverflowDetector.counts` for the micro-batches that overflowed; float64.
 
     Raises:
@@ -94,8 +90,7 @@ class GradientAccumulator(tf.Module):
         >>> bool(accumulator.is_full), accumulator.mean()[0].numpy().tolist()
         (True, [3.0, 6.0])
 
-    Source: the examples of torch.amp for gradient accumulation, and MMCV, which also divides a shorter window by the
-    number of its own micro-batches.
+    Source: the examples of torch.amp for gradient accumulation; and MMCV, for windows that end early.
     """
 
     def __init__(
@@ -130,8 +125,7 @@ class GradientAccumulator(tf.Module):
         self._dtypes = sum_dtypes if keeps_float32 else dtypes
         self._strategy = tf.distribute.get_strategy()
         self._names = [variable.name for variable in variables]
-        # The indices of the variables that have had a gradient; of those whose last gradient was sparse; and of those
-        # for which a traced end of a window returns None.
+        # Indices of variables: with a gradient, with a sparse last one, with None in a traced end of a window.
         self._have_grad: set[int] = set()
         self._sparse: set[int] = set()
         self._none_when_traced: set[int] = set()
@@ -140,8 +134,7 @@ class GradientAccumulator(tf.Module):
                 add(f"sum_{index}", variable.shape.as_list(), dtype)
                 for index, (variable, dtype) in enumerate(zip(variables, sum_dtypes, strict=True))
             ]
-            # Counts are in float64. A checkpoint holds the sum over the replicas, and each replica restores an equal
-            # part of it, which may not be whole as an int64 must be. Float32 could not count beyond 2**24.
+            # A replica restores an equal part of the saved sum, which may not be whole; float32 counts only to 2**24.
             self.kept = add("kept", [], tf.float64)
             self.tried = add("tried", [], tf.float64)
             self.tried_in_epoch = add("tried_in_epoch", [], tf.float64)
@@ -154,14 +147,9 @@ class GradientAccumulator(tf.Module):
         """True if the window has ended, because it is full or because the epoch is over; a boolean scalar.
 
         Examples:
-            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=3)
-            >>> for _ in range(3):
-            ...     accumulator.add([tf.constant(1.0)])
-            ...     print(bool(accumulator.is_full))
-            ...     if accumulator.is_full:
-            ...         accumulator.reset()
-            False
-            True
+            >>> accumulator = GradientAccumulator([tf.Variable(0.0)], 2, micro_batches_per_epoch=1)
+            >>> accumulator.add([tf.constant(1.0)])
+            >>> bool(accumulator.is_full)
             True
         """
         # Outside of the replicas, a variable reads as the sum of the replicas' values, so divide by their number.
@@ -179,15 +167,15 @@ class GradientAccumulator(tf.Module):
         Args:
             grads: This replica's gradients, one for each variable; None adds nothing.
             loss_scale: The number by which the loss was multiplied, such as `GradScaler.loss_scale`: a scalar tensor or
-                a number. Leave it out if the gradients are not scaled.
+                a number.
 
         Returns:
-            The op that adds the gradients; None in eager mode. In a TF1 graph, call methods that read the window, such
-            as `mean`, under a control dependency on this op if they must read it after the addition.
+            The op that adds the gradients; None in eager mode. In a TF1 graph, `mean` and `is_full` need a control
+            dependency on this op.
 
         Raises:
-            ValueError: The number of gradients is not that of the variables; or every gradient is None; or the scale is
-                not finite or not greater than 0.
+            ValueError: The number of gradients is wrong, every gradient is None, or the scale is not finite or not
+                greater than 0.
             TypeError: `grads` is not a list of gradients, a gradient is complex, or the scale is not a number.
 
         Examples:
@@ -211,8 +199,8 @@ class GradientAccumulator(tf.Module):
 
         Args:
             grads: This replica's gradients, one for each variable; None adds nothing.
-            loss_scale: The number by which the loss was multiplied. Only the overflow detector uses it.
-            keeps_max_abs: True if the largest magnitude shall be stored in `largest`.
+            loss_scale: The number by which the loss was multiplied, for the overflow detector.
+            keeps_max_abs: True to store the largest magnitude in `largest`.
         """
         grads = lists.of_tensors(lists.gradients(grads))
         self._refuse_outside_of_replicas()
@@ -229,8 +217,7 @@ class GradientAccumulator(tf.Module):
         def drop(grads: Gradients) -> tf.Operation:
             return tf.group(self.overflows.assign_add(tf.cast(check.counts(grads), tf.float64)))
 
-        # The counters are incremented last: in a graph, a run that fails before it has gradients, as at the end of the
-        # input, must not count.
+        # Last: in a graph, a run that fails before it has gradients, as at the end of the input, must not count.
         with tf.control_dependencies([conditional_update(check.usable(grads), grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
@@ -250,8 +237,7 @@ class GradientAccumulator(tf.Module):
         self._sparse |= {index for index in present if arithmetic.is_sparse(grads[index])}
 
     def _recall_restored(self) -> None:
-        # If no gradient was added here, but the window is not empty, a checkpoint was restored: only the sums can show
-        # which variables had gradients.
+        # After a checkpoint was restored, only the sums can show which variables had gradients.
         if not self._have_grad and tf.executing_eagerly() and self.tried.read_value() > 0:
             not_zero = [bool(tf.reduce_any(values.read_value() != 0)) for values in self.sums]
             self._have_grad = {index for index, restored in enumerate(not_zero) if restored}
@@ -262,18 +248,10 @@ class GradientAccumulator(tf.Module):
 
         Returns:
             One gradient for each variable, in the variable's dtype. It is NaN if every micro-batch overflowed, and None
-            if no micro-batch had a gradient for the variable. `GradScaler.unscale(optimizer, accumulator)` divides by
-            the number of all replicas instead.
+            if no micro-batch had a gradient for the variable.
 
         Raises:
             RuntimeError: The window is empty; this is only checked in eager code.
-
-        Examples:
-            >>> accumulator = GradientAccumulator([tf.Variable(0.0), tf.Variable(0.0)], 4)
-            >>> for grad in (1.0, 5.0):
-            ...     accumulator.add([tf.constant(grad), None])
-            >>> float(accumulator.mean()[0]), accumulator.mean()[1] is None
-            (3.0, True)
         """
         self._refuse_outside_of_replicas()
         self._refuse_if_empty()
@@ -297,20 +275,18 @@ class GradientAccumulator(tf.Module):
     def drain(self, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple[list[Gradient], Checked, Done]:
         """Return this replica's part of the window's mean, what is known of it, and the op that empties the window.
 
-        The gradients are this replica's sums, divided by the average number of micro-batches that a replica has kept:
-        their mean over the replicas is the mean of all micro-batches that were kept. `total` sums a tensor over the
-        replicas.
+        The gradients are this replica's sums, divided by the average of `kept`: their mean over the replicas is the
+        mean of all micro-batches that were kept. `total` sums a tensor over the replicas.
         """
         self._refuse_outside_of_replicas()
         self._refuse_if_empty()
         counts = tf.stack([self.kept.read_value(), self.tried.read_value(), tf.ones([], tf.float64)])
         kept, tried, replicas = tf.unstack(total(counts))
         complete = tf.equal(kept, tried)
-        # Counts that come from a checkpoint of several replicas may not be whole. Rounding them up loses no overflow.
+        # Restored counts may not be whole; rounding them up loses no overflow.
         overflows = tf.cast(tf.math.ceil(self.overflows.read_value()), tf.int64)
         largest = tf.identity(self.largest.read_value())
-        # The sums are divided in their own dtype. They are not multiplied by 1 / kept, which would be rounded. If no
-        # micro-batch was kept, the result is 0: NaN would be counted as an overflow in the gradient of every variable.
+        # Not times 1 / kept, which is rounded. If none was kept, 0: NaN would count as an overflow of every variable.
         grads = self._divided_sums(lambda values: tf.math.divide_no_nan(values, tf.cast(kept / replicas, values.dtype)))
         with tf.control_dependencies([*arithmetic.values_of(grads), overflows, largest, complete]):
             emptied = self.reset()
@@ -362,8 +338,7 @@ def accumulator_of_optimizer(
 ) -> GradientAccumulator:
     """Return the accumulator of an optimizer, which may make its variables, by `add_buffer`.
 
-    With `keeps_float32` the mean stays in float32 also for variables in half precision, for an optimizer that updates
-    float32 copies of them.
+    `keeps_float32` is for an optimizer that updates float32 copies of half-precision variables: the mean stays float32.
     """
     made = GradientAccumulator.__new__(GradientAccumulator)
     tf.Module.__init__(made)
@@ -372,8 +347,7 @@ def accumulator_of_optimizer(
 
 
 def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-    # Each replica has values of its own, and a checkpoint holds their sum. This is not `tf.Variable`: in a graph it
-    # would add each replica's part to the global variables, to be saved and restored in addition to the sum.
+    # In a graph, `tf.Variable` would add each replica's part to the global variables, to be saved beside the sum.
     return tf.compat.v1.Variable(
         tf.zeros(shape, dtype),
         name=name,

@@ -17,8 +17,7 @@ from tfmp.core.tracing import conditional_update
 from tfmp.grad_scaler.findings import Counts, Findings
 from tfmp.types import Done, Gradients
 
-#: Adjusts the loss scale by what was found, and counts it as a step: if a boolean scalar says so, or always if that is
-#: None.
+#: Adjusts the loss scale by what was found, and counts a step if the boolean scalar is true or None.
 Adjust: TypeAlias = Callable[[Found, tf.Tensor | None], Done]
 
 
@@ -46,11 +45,9 @@ class Call:
     before: Checked = dataclasses.field(init=False, repr=False)
     #: True if the gradients may be computed from those that an earlier call of `unscale` returned.
     may_be_unscaled_twice: bool = False
-    #: True if `step` was called with the gradients.
     used_by_step: bool = False
-    #: For each gradient of a step, whether the user passed this very one to `unscale`.
+    #: For each gradient of a step, whether the user passed this very one to `unscale`; and whether it is still scaled.
     got: list[bool] = dataclasses.field(default_factory=list)
-    #: For each gradient of a step, whether it is still scaled.
     scaled: list[bool] = dataclasses.field(default_factory=list)
     #: Runs the call in a TF1 graph.
     op: Done = None
@@ -67,20 +64,17 @@ class Calls:
 
     A call counts where it was made, in eager code or in one graph, and in the functions and branches within. So each
     branch of a conditional may step, and `step` can use what `unscale` found only if both are in one function, or both
-    in eager code. Calls are recorded when Python runs them: in eager code in every iteration, in a graph or a
-    `tf.function` only while it is built. So two mistakes are not noticed: calling a function that contains `step`
-    twice, and passing unscaled gradients to a function that was traced with scaled ones.
+    in eager code. Python records a call in a `tf.function` only during tracing. So two mistakes are not noticed:
+    calling a function that contains `step` twice, and passing unscaled gradients to one traced with scaled ones.
 
-    What the calls find is in `findings`, also from later runs of a function. `is_strict` is False for a scaler that is
-    not enabled, whose calls may be repeated.
+    `is_strict` is False for a scaler that is not enabled, whose calls may be repeated.
     """
 
     def __init__(self, findings: Findings, *, is_strict: bool = True) -> None:
         self.findings = findings
         self._is_strict = is_strict
-        # The calls by where they were made: in a graph, or for eager code in this object.
         self._calls: weakref.WeakKeyDictionary[_Place, list[Call]] = weakref.WeakKeyDictionary()
-        # The gradients of the calls before the last update, which are known as long as somebody else keeps them.
+        # The gradients of the calls before the last update.
         self._before: list[UnscaledGradients] = []
 
     def unscale(self, optimizer: object, grads: Gradients, *, of_window: bool = False) -> Call:
@@ -175,8 +169,7 @@ class Calls:
         may_be_arguments = not all(map(is_branch, inner)) and any(
             getattr(lists.values(grad), "graph", None) in inner for grad in grads
         )
-        # If a step has used what `unscale` returned, or if that call is in another branch of a conditional that is
-        # being built around the running code, it is no mistake.
+        # It is no mistake if a step has used what `unscale` returned, or if the call is in another unfinished branch.
         elsewhere = [
             each.gradients
             for place, calls in self._calls.items()
@@ -196,7 +189,7 @@ class Calls:
     def note(
         self, calls: Sequence[Call], found: Found | None, done: Sequence[Done], distribution: Distribution
     ) -> Done:
-        """Record calls that were made, keep what they found, unless that is None, and return the op of all calls."""
+        """Record calls, keep what they found, unless that is None, and return the op of all calls."""
         of_step = calls[0].stage is Stage.STEPPED
         here = self._calls.setdefault(self._places()[0], [])
         before = [op for op in [*done, *(each.op for each in here)] if op is not None]
@@ -205,7 +198,7 @@ class Calls:
             added = distribution.once(lambda: self.findings.add(found, of_step=of_step, after=before))
             op = tf.group(*before, added)
         if op is not None and not op.graph.building_function:
-            # A `tf.function` runs its ops in the right order by itself, and a stored op would keep its graph alive.
+            # A `tf.function` orders its ops by itself, and a stored op would keep its graph alive.
             calls[0].op = op
         for group in [group for call in calls for group in call.groups if of_step]:
             # It stays until the update: another branch of a conditional may step with the same gradients.

@@ -20,11 +20,9 @@ class Counts(NamedTuple):
     results: tf.Tensor
     #: Those that were skipped, or would have been, because of an overflow.
     unusable: tf.Tensor
-    #: Those in which a gradient overflowed.
     not_finite: tf.Tensor
-    #: Steps that were applied.
+    #: Only of steps, as are `spikes`.
     applied: tf.Tensor
-    #: Steps that were skipped as spikes.
     spikes: tf.Tensor
     #: The largest magnitude of the gradients; 0 if the manager does not need it.
     max_abs: tf.Tensor
@@ -42,8 +40,7 @@ class _State(NamedTuple):
 class Findings(NotCheckpointed):
     """What calls have found since the last update, in a variable, since they and `update` may be in two functions.
 
-    A step that follows `unscale` finds the same overflow again, which changes nothing. But the user may drop the step,
-    for example because the norm of the gradients is too large: then only `unscale` has a result.
+    A step finds again what `unscale` found. `unscale` counts too, since the user may drop the step.
     """
 
     def __init__(self, *, needs_max_abs: bool = False, has_detector: bool = False) -> None:

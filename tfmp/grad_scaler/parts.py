@@ -22,8 +22,8 @@ from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 class ScaledGradientsOptimizer(Protocol):
     """A protocol for optimizers that unscale gradients and skip steps themselves, for example in one fused kernel.
 
-    Any object with this method qualifies; it need not inherit from this class. `GradScaler` calls the method at every
-    step, on every replica. To check the gradients, it unscales a copy that the optimizer does not see.
+    Any object with this method qualifies. `GradScaler` calls it at every step, on every replica, and checks an unscaled
+    copy of the gradients that the optimizer does not see.
 
     Examples:
         >>> class Fused:
@@ -58,10 +58,7 @@ class ScaledGradientsOptimizer(Protocol):
 def validated_steps(
     steps: Iterable[tuple[Any, GradsAndVars]], kwargs: Mapping[str, Any]
 ) -> list[tuple[Any, list[tuple[Gradient, Any]]]]:
-    """Return optimizers, each with its pairs of gradients and variables, or raise an error if they cannot step.
-
-    `kwargs` are passed to each optimizer. If one did not take them, others would have stepped before its call fails.
-    """
+    """Return optimizers, each with its pairs of gradients and variables, or raise an error before any has stepped."""
     what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
     listed = lists.items("steps", steps, what, advice)
     if not listed:
@@ -115,7 +112,7 @@ def validated_optimizer(optimizer: Any) -> Any:  # noqa: ANN401 - of any host
         )
     with tf.init_scope():
         in_graph = not tf.executing_eagerly()
-    # The optimizers in Keras' `optimizers.legacy` have no `build`. They can step in a TF1 graph.
+    # Legacy optimizers, which can step in a TF1 graph, have no `build`.
     if in_graph and hasattr(optimizer, "build") and hasattr(optimizer, "iterations"):
         raise NotImplementedError(
             f"the optimizer is Keras' {kind}, which has no op that a session could run: in a TF1 graph pass a "
@@ -130,10 +127,7 @@ def prepared_adapter(
     kwargs: Mapping[str, Any],
     compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
-    """Return the adapter for an optimizer's type, and make the optimizer's own variables.
-
-    If a `tf.function` can no longer make any, raise an error. `kwargs` are passed to `apply_gradients`.
-    """
+    """Return the adapter for an optimizer's type, and make the optimizer's own variables, if they can be made now."""
     is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
     if isinstance(optimizer, ScaledGradientsOptimizer):
         adapter: OptimizerAdapter = ScaledGradientsAdapter(optimizer, variables)
@@ -142,8 +136,7 @@ def prepared_adapter(
     elif keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
         adapter = LegacyAdapter(optimizer, variables, kwargs)
     elif not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
-        # A class that a user wrote, or changed, may do more in `apply_gradients` than Keras' own classes do.
-        # Only the optimizers of Keras 3 have `apply`.
+        # A user's class may do more in `apply_gradients` than Keras' own classes do.
         kind = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
         adapter = kind(optimizer, variables, compiler=compilers.of(optimizer))
     else:
@@ -202,10 +195,9 @@ def apply_unscaled(adapter: OptimizerAdapter, grads: Gradients) -> Done:
 
 
 class Part(NamedTuple):
-    """The part of one optimizer in a step."""
+    """The part of one optimizer in a step, with its gradients, averaged over Horovod's processes."""
 
     adapter: OptimizerAdapter
-    #: The gradients that the user passed, or their mean over Horovod's processes; unscaled if there are `checks`.
     grads: Gradients
     #: What was found of groups of the gradients when they were unscaled; empty if they are still scaled.
     checks: Sequence[Checked]

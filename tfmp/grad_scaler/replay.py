@@ -17,23 +17,20 @@ Result = TypeVar("Result")
 def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_replays: int) -> Result:
     """Take a training step, and repeat it on the same batch while it is skipped because of an overflow.
 
-    A skipped step lowers the loss scale, so the same batch may not overflow the next time. A batch is lost only if it
-    still overflows after `max_replays` repetitions, and none is applied twice. In eager code the repetition is a Python
-    loop. In a `tf.function`, with or without `jit_compile`, it is a loop on the device, for which `train_step` is
-    traced once.
+    A skipped step lowers the loss scale, so the same batch may not overflow the next time. In a `tf.function`, with or
+    without `jit_compile`, the repetition is a loop on the device, for which `train_step` is traced once.
 
-    If `train_step` has several optimizers, let them step together by `GradScaler.step_all`, and call `update` only
-    once: a step that was skipped only in part cannot be repeated as a whole and is an error.
+    Let several optimizers step together, by `GradScaler.step_all`, with one `update`: a step that was skipped only in
+    part cannot be repeated and is an error.
 
-    Every attempt counts as a step for the manager, and changes what the forward pass itself changes: the averages of
-    batch normalization, the state of random number generators, metrics. It also counts the micro-batches of an
-    accumulator. So leave out `micro_batches_per_epoch`, and end the last window of an epoch yourself: call `step` and
-    `update` with the mean of the micro-batches that it has.
+    Every attempt counts as a step for the manager, and changes what the forward pass changes, such as the averages of
+    batch normalization and the state of random number generators. It also counts the micro-batches of an accumulator.
+    So leave out `micro_batches_per_epoch`, and end the last window of an epoch yourself, by `step` and `update`.
 
     Args:
         train_step: A function without arguments that takes one step on a batch: forward and backward pass, then `step`
-            and `update` of a `tfmp.GradScaler`, or `apply_gradients` of a `tfmp.LossScaleOptimizer`. With accumulation
-            it processes all micro-batches of a window. Under a `tf.distribute` strategy it calls `strategy.run`.
+            and `update`, or `apply_gradients`. With accumulation it processes a whole window. Under a `tf.distribute`
+            strategy it calls `strategy.run`.
         scaler: The `tfmp.GradScaler` or `tfmp.LossScaleOptimizer` that `train_step` uses.
         max_replays: The largest number of repetitions; at least 1.
 
@@ -65,12 +62,11 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
     """
     _validate(scaler)
     times = settings.count("max_replays", max_replays)
-    # On a device, the step is called at two places below. As a `tf.function` it is traced only once for both.
+    # As a `tf.function` it is traced only once, although a loop on the device calls it at two places.
     step = train_step if tf.executing_eagerly() else tf.function(train_step)
 
     def attempt() -> tuple[_Moved, Result]:
-        # `last_step_applied` would not do: a call that does not end a window takes no step, and the property would be
-        # about an earlier one.
+        # `last_step_applied` would be about an earlier step if the call does not end a window.
         before = _counts(scaler)
         result = step()
         return _Moved(*tf.unstack(_counts(scaler) > before)), result
@@ -89,9 +85,8 @@ def replay(train_step: Callable[[], Result], scaler: StepProperties, *, max_repl
 class _Moved(NamedTuple):
     """Which counts a training step has moved; bool scalars."""
 
-    #: That of updates before which all steps were applied.
     applied: tf.Tensor
-    #: That of all other updates, without those after a spike, which would be one again: the scale has not changed.
+    #: Without spikes, which would be spikes again: the scale has not changed.
     skipped: tf.Tensor
     #: That of updates before which some steps were applied and others skipped.
     partial: tf.Tensor

@@ -53,37 +53,31 @@ class GradScaler(StepsWithRanges, tf.Module):
     object with `apply_gradients`. It calls these methods in this order:
 
         scale(loss)                        multiplies the loss by the loss scale; differentiate the result
-        unscale(optimizer, grads)          optional, once for all gradients or once for each group of them; returns the
-                                           unscaled gradients, to clip or inspect them
-        step(optimizer, grads_and_vars)    applies the gradients if they are finite on every replica; to drop a step
-                                           after `unscale`, leave this call out
+        unscale(optimizer, grads)          optional; returns the unscaled gradients, to clip or inspect them
+        step(optimizer, grads_and_vars)    applies the gradients if they are finite on every replica
         update()                           once, after all optimizers; adjusts the loss scale
 
     This works eagerly, in a `tf.function` with or without `jit_compile`, and in TF1 graphs, where the op that `update`
     returns runs all steps too. Under a `tf.distribute` strategy, call `scale`, `unscale` and `step` inside
     `strategy.run`, and `update` there or outside. If an optimizer steps eagerly, call `update` eagerly.
 
-    One warning is logged if gradients are unscaled although their loss was not scaled, where this can be detected. A
-    scaler can be pickled and copied between iterations, in eager code. The copy has its settings and state, but nothing
-    of optimizers and variables, such as the overflow counts.
+    One warning is logged if gradients are unscaled whose loss was not scaled. A scaler can be pickled and copied
+    between iterations, in eager code. The copy has its settings and state, but no overflow counts.
 
     Args:
         init_scale: The loss scale at the start.
         growth_factor: Multiplies the scale when it grows; greater than 1.
         backoff_factor: Multiplies the scale after an iteration with an overflow, down to 1; between 0 and 1.
         growth_interval: The number of iterations in a row without an overflow after which the scale grows.
-        enabled: If False, losses and gradients are not scaled, steps are not checked, and the methods may be called in
-            any order. So the same loop can train with and without loss scaling.
-        manager: Decides the loss scale, instead of the four settings above: a `tfmp.LossScaleManager`, a number for a
-            fixed scale, or any other value that `tfmp.get_loss_scale_manager` takes.
+        enabled: If False, nothing is scaled or checked, and the methods may be called in any order.
+        manager: Decides the loss scale in place of these four settings: what `tfmp.get_loss_scale_manager` takes.
         is_distributed: Whether Horovod's processes train together: they then agree on each step, and the scaler
             averages the gradients over them. Leave it at False with `hvd.DistributedGradientTape`, which averages
             gradients itself. The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
             "auto", where that saves time; True, always; False, never.
-        skip_spikes: Decides which steps are skipped although their gradients are finite, because their norm is an
-            outlier among those of the same optimizers: a `tfmp.SpikeDetector`. By default none are.
+        skip_spikes: A `tfmp.SpikeDetector`, which skips finite steps whose norm is an outlier; by default none are.
 
     Attributes:
         manager: The loss-scale manager. A `tf.train.Checkpoint` of the scaler saves its state.
@@ -113,9 +107,8 @@ class GradScaler(StepsWithRanges, tf.Module):
     _public_name = "GradScaler"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Self":  # noqa: ANN401 - the constructor's arguments
-        """Refuse torch's arguments, of which Python would only say that there are too many."""
+        """Refuse torch's arguments, of which Python would only say that they are too many; subclasses may have them."""
         if cls.__init__ is not GradScaler.__init__:
-            # A subclass may have such arguments of its own.
             return super().__new__(cls)
         settings.refuse_arguments_of_torch("tfmp.GradScaler(init_scale)", args[0] if args else None, kwargs)
         if len(args) > 1:
@@ -150,11 +143,10 @@ class GradScaler(StepsWithRanges, tf.Module):
             raise ValueError("manager decides the scale by settings of its own: leave out init_scale and the like.")
         self._enabled = settings.flag("enabled", enabled)
         manager = get_loss_scale_manager(rule if manager is None else manager)
-        #: Decides the loss scale. This attribute's name is a part of the keys in a checkpoint of the scaler.
+        # The names of this attribute and of `spike_detector` are parts of the keys in a checkpoint.
         self.manager = manager
         self._loss_scale_manager = manager
         self._is_distributed = settings.flag("is_distributed", is_distributed)
-        #: Decides which steps are skipped as spikes; None if none are. This name is a part of the keys in a checkpoint.
         self.spike_detector = validated_spike_detector(skip_spikes)
         if self.spike_detector is not None and not self._enabled:
             raise ValueError("skip_spikes with enabled=False: steps are not checked then. Leave one of them out.")
@@ -228,8 +220,8 @@ class GradScaler(StepsWithRanges, tf.Module):
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
         """Make an optimizer's own variables, such as momenta, before a `tf.function` is traced.
 
-        Usually `step` makes them, but a `tf.function` can make variables only in its first trace. So call this method
-        if an optimizer does not step in that trace, as a GAN's generator may not.
+        A `tf.function` can make variables only in its first trace. So call this method if an optimizer does not step in
+        that trace, as a GAN's generator may not.
 
         Args:
             optimizer: The optimizer.
@@ -241,16 +233,9 @@ class GradScaler(StepsWithRanges, tf.Module):
 
         Examples:
             >>> w, optimizer = tf.Variable(1.0), tf.compat.v1.train.MomentumOptimizer(0.5, 0.9)
-            >>> scaler = GradScaler(init_scale=8)
-            >>> @tf.function
-            ... def train_step(steps):
-            ...     if steps:
-            ...         scaler.step(optimizer, [(scaler.scale(1.0), w)])
-            >>> scaler.prepare(optimizer, [w])
-            >>> train_step(False)
-            >>> train_step(True)
-            >>> float(w)
-            0.5
+            >>> GradScaler().prepare(optimizer, [w])
+            >>> float(optimizer.get_slot(w, "momentum"))
+            0.0
         """
         listed = lists.variables("variables", variables)
         prepared_adapter(validated_optimizer(optimizer), listed, {}, self._compilers)
@@ -276,7 +261,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         """
         if not self._enabled:
             return losses
-
         self._watch.note()
         return tf.nest.map_structure(self._scaler.scale, list(losses) if isinstance(losses, Iterator) else losses)
 
@@ -288,12 +272,11 @@ class GradScaler(StepsWithRanges, tf.Module):
     ) -> list[Gradient]:
         """Divide gradients by the loss scale, to clip or inspect them before `step`.
 
-        Pass the result, changed or not, to `step`, which does not divide it again. The gradients are checked here, so
-        clipping hides no overflow. If you drop the step, `update` adjusts the loss scale by this check.
+        Pass the result, clipped or not, to `step`, which does not divide it again. The gradients are checked here, so
+        clipping hides no overflow. To drop the step, leave out `step`: `update` adjusts the loss scale by this check.
 
-        You may call this method for each group of an optimizer's gradients, or for some of them. Compute all gradients
-        before the first call: `step` unscales those that were made before it, also those that you passed here, as in
-        torch.amp. Gradients that are made later count as unscaled.
+        You may call this method once for each group of an optimizer's gradients. Compute all gradients before the first
+        call: `step` unscales those that were made before it, as in torch.amp, and takes later ones for unscaled.
 
         Args:
             optimizer: The optimizer with which `step` will be called.
@@ -312,14 +295,12 @@ class GradScaler(StepsWithRanges, tf.Module):
             NotImplementedError: The call is in a conditional or a `tf.function` inside a TF1 graph.
 
         Examples:
-            >>> w = tf.Variable([3.0, 4.0])
-            >>> optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+            >>> w, optimizer = tf.Variable([3.0, 4.0]), tf.compat.v1.train.GradientDescentOptimizer(1.0)
             >>> scaler = GradScaler(init_scale=8)
             >>> grads = scaler.unscale(optimizer, [tf.constant([24.0, 32.0])])
-            >>> clipped, norm = tf.clip_by_global_norm(grads, 2.5)
-            >>> scaler.step(optimizer, zip(clipped, [w]))
-            >>> float(norm), w.numpy().tolist()
-            (5.0, [1.5, 2.0])
+            >>> scaler.step(optimizer, zip(tf.clip_by_global_norm(grads, 2.5)[0], [w]))
+            >>> w.numpy().tolist()
+            [1.5, 2.0]
         """
         settings.refuse_class("optimizer", optimizer)
         given = [] if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
@@ -340,7 +321,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        # Horovod's workers average, if they train together.
         own = distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
@@ -355,7 +335,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         return own, before._replace(found=found, grads=own, unclipped=own)
 
     def _distribution(self) -> Distribution:
-        """Return how replicas act together; as if alone if nothing asks, so that a disabled scaler works anywhere."""
+        """Return how replicas act together; a disabled scaler, which works anywhere, acts as if alone."""
         return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
 
     @without_autograph
@@ -363,8 +343,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         """Apply gradients by an optimizer if they are finite on every replica; otherwise skip the step.
 
         Args:
-            optimizer: An optimizer with `apply_gradients`, such as those of Keras and TF1; or a
-                `tfmp.grad_scaler.ScaledGradientsOptimizer`.
+            optimizer: An optimizer with `apply_gradients`, or a `tfmp.grad_scaler.ScaledGradientsOptimizer`.
             grads_and_vars: Pairs of a gradient and its variable: the gradients of a scaled loss, or what `unscale`
                 returned, perhaps clipped. A variable whose gradient is None is not changed.
             **kwargs: Passed to the optimizer's `apply_gradients`, such as `global_step`.
@@ -387,7 +366,7 @@ class GradScaler(StepsWithRanges, tf.Module):
     def step_all(self, steps: Iterable[tuple[Any, GradsAndVars]], **kwargs: Any) -> tf.Operation:  # noqa: ANN401
         """Apply the gradients of several optimizers if all of them are finite; otherwise skip the step of each.
 
-        If you call `step` for each optimizer instead, each of them steps if its own gradients are finite.
+        With a call of `step` for each optimizer instead, each steps if its own gradients are finite.
 
         Args:
             steps: Pairs of an optimizer and its `grads_and_vars`, as for `step`.
@@ -418,8 +397,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
         adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
         loss_scale = tf.constant(1.0)
-        # If scaling is not enabled, gradients are not checked, except those of an accumulator: it has already checked
-        # its micro-batches, and an overflow may drop the whole window.
+        # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
         if self._enabled or (before is not None and before.window_counts is not None):
             facts = self._scaler.facts()
             taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
@@ -460,7 +438,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)
-        # The user has unscaled the other gradients.
         unscaled, check = self._unscaled(rest, distribution)
         # The norm counts each gradient once.
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
@@ -499,7 +476,7 @@ class GradScaler(StepsWithRanges, tf.Module):
 
         def set_scale(found: Found, is_step: tf.Tensor | None) -> Done:
             has_set = self.manager.set_loss_scale(new_scale)
-            # The step is counted only after the scale was set: in a graph, the manager may refuse it when it runs.
+            # In a graph, the manager may refuse the scale when it runs: then no step is counted.
             with tf.control_dependencies([] if has_set is None else [has_set]):
                 return self._scaler.count(found, is_step)
 
@@ -508,9 +485,8 @@ class GradScaler(StepsWithRanges, tf.Module):
     def abandon(self) -> tf.Operation:
         """Give up an iteration that was ended by an exception.
 
-        Call this method if you catch an exception between the first call of an iteration and `update`, also one that a
-        `tf.function` or `session.run` raised. Otherwise the calls before it count in the next iteration, which may fail
-        because `unscale` or `step` was already called.
+        Call this method if you catch an exception before `update`. Otherwise the calls before the exception count in
+        the next iteration, where `unscale` or `step` may then be an error.
 
         What was found before the exception still adjusts the loss scale, and an overflow counts as a skipped step.
         Steps that were applied are not counted; the variables that they changed stay changed.
@@ -538,10 +514,6 @@ class GradScaler(StepsWithRanges, tf.Module):
         Raises:
             RuntimeError: The call is in a TF1 graph, where a `tf.compat.v1.train.Saver` saves the state, or in a
                 `tf.function`.
-
-        Examples:
-            >>> GradScaler(init_scale=8).state_dict()
-            {'loss_scale': 8.0, 'good_steps': 0, 'bad_steps': 0}
         """
         _refuse_in_graph("state_dict")
         of_detector = {} if self.spike_detector is None else {_SPIKES: self.spike_detector.state_dict()}
@@ -559,8 +531,8 @@ class GradScaler(StepsWithRanges, tf.Module):
         Examples:
             >>> scaler = GradScaler()
             >>> scaler.load_state_dict({"loss_scale": 8.0, "good_steps": 1, "bad_steps": 0})
-            >>> float(scaler.loss_scale)
-            8.0
+            >>> scaler.state_dict()
+            {'loss_scale': 8.0, 'good_steps': 1, 'bad_steps': 0}
         """
         _refuse_in_graph("load_state_dict")
         if not self._enabled:

@@ -26,8 +26,7 @@ from tfmp.types import Done, Gradient, Gradients, GradsAndVars, Loss
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    # An optimizer of the host, of whose class a type checker knows nothing: Keras' functions take optimizers, and
-    # pyright reads from their defaults that they take strings.
+    # Any: pyright reads from the defaults of Keras' functions that they take strings, not optimizers.
     _OptimizerOfHost: TypeAlias = Any
 else:
     _OptimizerOfHost = object
@@ -47,49 +46,39 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     it, and under the policy `mixed_float16` `compile` does not wrap it again.
 
     Args:
-        opt: The optimizer to wrap: a `tf.compat.v1.train.Optimizer`, or an optimizer of Keras or tf_keras, also a
-            legacy one. Its own clipping, weight decay and moving averages see unscaled gradients. Below, Keras 2 means
-            Keras 2.15 and tf_keras, with their legacy optimizers.
-        loss_scale_manager: Decides the loss scale: a `tfmp.LossScaleManager`, or what `tfmp.get_loss_scale_manager`
-            accepts. "dynamic" starts at 2**15, halves the scale at each overflow, and doubles it after 2000 finite
-            steps in a row, as the wrappers of Keras do. A number is a fixed scale for TF1; for Keras, whose own wrapper
-            takes it for the first scale of a dynamic one, it is refused: pass `initial_scale`, or a
-            `tfmp.FixedLossScaleManager`. Every Keras optimizer that is not legacy needs a manager of its own.
-        is_distributed: Whether Horovod's processes train together. With True they agree on each step, and
-            their gradients are averaged, unless Horovod's own optimizer averages them. The replicas of a
-            `tf.distribute` strategy agree with either value. If nothing distributes, True is refused when the first
-            step is built. Keras 3 does not support Horovod.
+        opt: The optimizer to wrap, also a legacy one of Keras. Its own clipping, weight decay and moving averages see
+            unscaled gradients. Below, Keras 2 means Keras 2.15 and tf_keras, with their legacy optimizers.
+        loss_scale_manager: Decides the loss scale: what `tfmp.get_loss_scale_manager` accepts. "dynamic" starts at
+            2**15, halves the scale at each overflow, and doubles it after 2000 finite steps, as Keras does. A number is
+            a fixed scale for TF1. For Keras, whose wrapper would start a dynamic scale from it, it is refused: pass
+            `initial_scale` or a `tfmp.FixedLossScaleManager`. Only TF1 and legacy optimizers can share a manager.
+        is_distributed: Whether Horovod's processes train together: they then agree on each step, and their gradients
+            are averaged, unless Horovod's own optimizer averages them. Not for Keras 3. The replicas of a
+            `tf.distribute` strategy agree with either value. If nothing distributes, the first step refuses True.
         inner_optimizer: Another name of `opt`, which Keras' own wrapper has.
         sparse_as_dense: For TF1: whether `compute_gradients` makes every `IndexedSlices` dense, as tf.contrib did.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`. It is not saved.
         aggregation_dtype: For TF1 and Keras 2: "float16" if scaled gradients travel between Horovod's workers in
             float16, or None for their own type.
         jit_compile: For Keras, but not for legacy optimizers: whether XLA compiles unscaling, clipping and the update
-            into one program. "auto" compiles if the variables are large and only Keras' own code updates them; True
-            wherever it is possible; False never.
-        iterations_include_skipped_steps: For Keras 2: whether `iterations` counts skipped steps too, as with Keras' own
-            wrapper.
-        accumulation_steps: The number of micro-batches in a window. Each call of `apply_gradients` adds the gradients
-            of one micro-batch in float32, and the call that ends the window applies their mean; `global_step` or
-            `iterations` counts windows. With 1, each call is a step of its own.
-        overflow_drops: What to drop if a micro-batch overflows: the whole "window", or that "micro_batch", on its
-            replica; then the step is skipped if none is left. The manager learns of either when the window ends.
-        micro_batches_per_epoch: The number of micro-batches, in an epoch or in the whole training, after which a window
-            ends even if it is not full. By default windows end when full.
+            into one program: "auto", where that saves time, for Keras' own code; True, wherever possible; False, never.
+        iterations_include_skipped_steps: For Keras 2: whether `iterations` counts skipped steps, as in Keras' wrapper.
+        accumulation_steps: The number of micro-batches in a window. Each `apply_gradients` adds the gradients of one in
+            float32. The last one applies their mean; `global_step` or `iterations` counts windows.
+        overflow_drops: As in `tfmp.GradientAccumulator`. The manager learns of an overflow when the window ends.
+        micro_batches_per_epoch: As in `tfmp.GradientAccumulator`.
         skip_spikes: A `tfmp.SpikeDetector` of this optimizer's own, which skips finite steps whose norm is an outlier.
         dynamic: For Keras 2, as in its own wrapper: False makes `initial_scale` a fixed scale.
         initial_scale: For Keras, as in its own wrapper: the scale that "dynamic" starts from, 2**15 by default.
-        dynamic_growth_steps: For Keras, as in its own wrapper: the number of finite steps in a row after which
-            "dynamic" doubles the scale, 2000 by default.
+        dynamic_growth_steps: For Keras, as in its own wrapper: the finite steps in a row after which "dynamic" doubles.
         name: For Keras, but not for legacy optimizers: the wrapper's name.
 
     Raises:
-        TypeError: `opt` is not an optimizer, or is of a kind that tfmp does not wrap; `loss_scale_manager` does not
-            describe a manager; another argument has the wrong type, or is not for this kind of optimizer.
+        TypeError: tfmp does not wrap this kind of optimizer; or an argument has the wrong type, or is not for this kind
+            of optimizer.
         ValueError: `opt` is wrapped already, or is made by Horovod and does not average the gradients of each step; the
-            manager or the spike detector is in use by another optimizer already; a setting is out of range, contradicts
-            another one, or belongs to the wrapped optimizer; or Keras does not run on TensorFlow, or runs with
-            TensorFlow 2's behaviour disabled.
+            manager or the spike detector is in use by another optimizer; a setting is out of range, contradicts another
+            one, or belongs to the wrapped optimizer; or Keras does not run on TensorFlow with its version 2 behaviour.
         ImportError: The optimizer is of a Keras that is too old.
 
     Examples:
@@ -111,7 +100,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     _public_name = "LossScaleOptimizer"
 
     if TYPE_CHECKING:
-        # What the front-ends have, and a type checker would miss: it does not know which one `__new__` picks.
+        # What the front-ends have: a type checker does not know which one `__new__` picks.
         inner_optimizer: Any
         """The wrapped optimizer."""
         variables: Any
@@ -211,8 +200,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     # Otherwise `inspect.signature` and `help` would show the parameters of `__new__`: (*args, **kwargs).
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined] # as functools.wraps sets it
 
-    # The first three methods call those of the host's own class, which comes after this one among the bases of a
-    # front-end.
+    # The first three methods call those of the host's own class, a later base of a front-end.
 
     def minimize(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the host's
         """Take one step: scale the loss, compute its gradients, unscale them, and apply them if they are finite.
@@ -231,9 +219,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     def compute_gradients(self, loss: Loss, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:  # noqa: ANN401
         """Compute the unscaled gradients of a loss, which can then be clipped and applied.
 
-        Values that overflowed are infinite or NaN. Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or
-        `tfmp.clip_by_global_norm`, which keep such values visible. `tf.clip_by_value` turns infinity into a finite
-        number, so that the step is applied in spite of the overflow.
+        Clip by `tfmp.clip_by_value`, `tfmp.clip_by_norm` or `tfmp.clip_by_global_norm`, which keep overflows visible.
+        `tf.clip_by_value` turns infinity into a finite number, so that the step is applied in spite of the overflow.
 
         Args:
             loss: As in `minimize`.
@@ -242,17 +229,13 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
 
         Returns:
             Pairs of an unscaled gradient and its variable, for `apply_gradients`. Gradients are in float32, or float64
-            if the scaled gradient is, whatever the type of the variable; None if the loss does not depend on the
-            variable, and an `IndexedSlices` if they are sparse.
+            if the scaled gradient is; None if the loss does not depend on the variable. Sparse ones stay sparse.
         """
         return super().compute_gradients(loss, *args, **kwargs)
 
     @without_autograph
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Apply the gradients if they are finite on every replica, and update the loss scale.
-
-        With `accumulation_steps` greater than 1 the gradients are added to the current window, and the call that ends
-        the window applies their mean.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable; a gradient may be None. TF1: pairs as
@@ -267,9 +250,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         Raises:
             TypeError: `grads_and_vars` does not consist of such pairs, or a gradient is complex.
             ValueError: Every gradient is None; or is_distributed=True, and nothing distributes the training.
-            RuntimeError: A strategy is active, and the call is not made on its replicas; or, with Keras, gradients that
-                were passed to `get_unscaled_gradients`, or computed from these, are applied in place of its result, and
-                the wrapper cannot unscale them; or `get_unscaled_gradients` did not get all gradients of the loss.
+            RuntimeError: A strategy is active, and the call is not made on its replicas; or, with Keras, it cannot be
+                known which gradients are still scaled after `get_unscaled_gradients`.
             NotImplementedError: The active `tf.distribute` strategy is not supported.
         """
         return super().apply_gradients(grads_and_vars, *args, **kwargs)
@@ -279,8 +261,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """For Keras: return a loss, of a floating-point type, times the loss scale, in float32 or float64.
 
-        Differentiate the scaled loss, and pass its gradients to `apply_gradients` or `apply`, which unscale them. If
-        you need unscaled gradients before, call `get_unscaled_gradients`; they are then applied as they are.
+        Pass the gradients of the scaled loss to `apply_gradients` or `apply`, which unscale them. If you need unscaled
+        gradients before, call `get_unscaled_gradients`; they are then applied as they are.
         """
         return self._loop.note_scaled("scale_loss", self._scaler.scale(loss))
 
@@ -316,8 +298,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
 
         Raises:
             TypeError: One of the two is not such a list; or a gradient is complex.
-            ValueError: Every gradient is None; the numbers of gradients and variables differ; or the optimizer is not
-                built and `trainable_variables` is missing.
+            ValueError: Every gradient is None; the numbers differ; or `trainable_variables` is missing before `build`.
         """
         raise NotImplementedError
 
@@ -328,8 +309,7 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         Args:
             config: The configuration, of this class or of Keras' own `LossScaleOptimizer`. No module that it names is
                 imported, except those of Keras, TensorFlow and tfmp.
-            custom_objects: The classes that the configuration names, by their names, if they are not registered with
-                Keras and their modules are not imported.
+            custom_objects: Classes by their names, if they are not registered and their modules are not imported.
 
         Raises:
             ValueError: It is the configuration of something else; or it names a class that is not known.
@@ -348,14 +328,13 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     def from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         """For Keras: wrap the optimizer inside Keras' own `LossScaleOptimizer`, and continue from its loss scale.
 
-        Use it for a model that was saved with Keras' own wrapper: load the model, then replace its optimizer by what
-        this method returns. Keras 2's own wrapper saves its scale with `tf.train.Checkpoint` only, and otherwise starts
-        again from the initial scale.
+        Use it for a model that was saved with Keras' own wrapper, after it is loaded. Keras 2's own wrapper saves its
+        scale with `tf.train.Checkpoint` only, and otherwise starts again from the initial scale.
 
         Returns:
             A `tfmp.LossScaleOptimizer` around the same inner optimizer, with a manager that follows the same rule from
-            the same scale and the same count of finite steps. A scale below 1, or above the largest float32, becomes
-            the nearest of these two. In Keras 2 skipped steps still count in `iterations`.
+            the same scale, but at least 1, and the same count of finite steps. In Keras 2 skipped steps still count in
+            `iterations`.
 
         Raises:
             TypeError: `optimizer` is not such a wrapper.
@@ -380,8 +359,6 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
     @classmethod
     def _from_keras(cls, optimizer: Any) -> "LossScaleOptimizer":  # noqa: ANN401 - of any Keras
         raise NotImplementedError(f"{cls.__name__} wraps no optimizer of Keras.")
-
-    # What all front-ends share.
 
     #: The type in which gradients travel between Horovod's workers; None for their own.
     _aggregation_dtype: tf.DType | None = None

@@ -21,12 +21,10 @@ class KerasAdapter(OptimizerAdapter):
     Beside the arguments of `OptimizerAdapter`:
 
     Args:
-        compiler: Says whether XLA compiles the program that unscales gradients and applies them; None if gradients are
-            to be unscaled before they come here.
+        compiler: Says whether XLA compiles the program; None if gradients are to be unscaled before they come here.
         is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in the own wrapper of Keras 2.
-        method: The method of an optimizer of Keras 3 that is called, which a subclass may override: "apply_gradients"
-            or "apply".
+        method: The method of an optimizer of Keras 3 that is called: "apply_gradients" or "apply".
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class KerasAdapter(OptimizerAdapter):
 
     def refuse_unknown_variables(self, grads: Gradients) -> None:
         """Raise Keras' own error if the optimizer was built without a variable that it is given."""
-        # A user's class may need no place for a variable, or filter variables before Keras looks at them.
+        # A user's class may filter variables before Keras looks at them.
         methods = (getattr(self.optimizer, name, None) for name in ("build", "apply_gradients", "apply"))
         if not any(map(is_foreign, methods)):
             # Keras 2 looks at no variable without a gradient.
@@ -59,11 +57,8 @@ class KerasAdapter(OptimizerAdapter):
             refuse_unknown(self.optimizer, given)
 
     def program(self, grads: Gradients) -> KerasProgram | None:
-        """Return the program that unscales these gradients and applies them, if XLA compiles it.
-
-        There is none under a `tf.distribute` strategy: the check needs unscaled gradients there, to find out whether
-        their sum over the replicas could overflow.
-        """
+        """Return the program that unscales these gradients and applies them, if XLA compiles it."""
+        # Under a strategy the check needs unscaled gradients, whose sum over the replicas could overflow.
         if self._compiler is None or tf.distribute.has_strategy() or not self._can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
@@ -72,11 +67,7 @@ class KerasAdapter(OptimizerAdapter):
         return program if program.is_compiled else None
 
     def _can_unscale_late(self, grads: Gradients) -> bool:
-        """Return whether it makes no difference if these scaled gradients are unscaled before or after the check.
-
-        It does if a variable has float8 scales: their next values, which come as "gradients", must not be divided by
-        the loss scale. Otherwise a finite gradient must stay finite when it is unscaled and cast.
-        """
+        """Return whether finite gradients stay finite when unscaled and cast; False if there are scales of float8."""
         return not self.overwritten and all(
             dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
             for grad, dtype in zip(grads, self.dtypes, strict=True)
@@ -134,19 +125,18 @@ class Keras2Adapter(KerasAdapter):
 class LegacyAdapter(KerasAdapter):
     """The adapter for an optimizer of `keras.optimizers.legacy`, which sums the gradients over the replicas itself.
 
-    A user's class may change gradients before it sums them, for example clip them, so the optimizer itself must sum.
+    A user's class may clip gradients before it sums them.
     """
 
     def __init__(self, *args: Any, is_summed: bool = False, **kwargs: Any) -> None:  # noqa: ANN401 - as `KerasAdapter`
         super().__init__(*args, is_summed=is_summed, **kwargs)
         self.sums_first = is_summed
-        # Not every class of a user's own has this argument, whose default is True.
+        # A user's class may not have this argument, whose default is True.
         if is_summed:
             self._kwargs = {**self._kwargs, "experimental_aggregate_gradients": False}
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make `iterations`, the hyperparameters and the slots."""
-        # A private method, but the one that `apply_gradients` calls for it, and the wrappers of Addons extend. It is
-        # called in the same name scope as there, because a `Saver` finds variables by their names.
+        # `apply_gradients` calls this private method, and Addons' wrappers extend it. A `Saver` needs the same names.
         with tf.name_scope(self.optimizer._name), tf.init_scope():
             self.optimizer._create_all_weights(variables)

@@ -119,10 +119,7 @@ def manager_of_keras(
 
 
 def _refuse_number(loss_scale_manager: object) -> None:
-    """Raise `TypeError` for what describes no manager here.
-
-    A number is the first scale of a dynamic one to Keras 3's own wrapper, and a fixed scale around TF1's optimizers.
-    """
+    """Raise `TypeError` for what is no manager; a number is a first scale to Keras 3, and a fixed scale to TF1."""
     if isinstance(loss_scale_manager, LossScaleManager | str | Mapping):
         return
     settings.refuse_class("loss_scale_manager", loss_scale_manager)

@@ -30,8 +30,6 @@ from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
 def _unchangeable(read: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a property, and what it returns
-    """Make a property of a method: it shows a setting of the manager, and assigning to it is an error."""
-
     def refuse(_: object, value: object) -> NoReturn:
         raise settings.cannot_be_changed(read.__name__, value, "tfmp.LossScaleOptimizer")
 
@@ -51,8 +49,7 @@ class OfAnyKeras(LossScaleOptimizer):
     _is_legacy: ClassVar[bool] = False
     #: Whether `apply_gradients` unscales gradients unless the loop does, as in Keras 3.
     _unscales_by_default: ClassVar[bool] = False
-    #: The settings that every optimizer of this Keras has, with their defaults. Those of the inner optimizer count.
-    #: Before Keras 3.10 they are also in the configuration of Keras' own wrapper, where they have no effect.
+    #: The settings that every optimizer of this Keras has, with their defaults; before 3.10, Keras' own wrapper too.
     _settings_of_every_optimizer: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     #: The arguments with which a front-end takes the place of Keras' own wrapper.
     _as_keras_own: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -84,11 +81,10 @@ class OfAnyKeras(LossScaleOptimizer):
         self._set_up(manager, is_distributed, overflow_detector, accumulation, skip_spikes)
 
     def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
-        """Keep the optimizer that is wrapped."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Python's own error would name the front-end. A property that raises AttributeError comes here too.
+        # Python's error would name the front-end. A property that raises AttributeError comes here too.
         if hasattr(type(self), name):
             object.__getattribute__(self, name)
         raise AttributeError(f"a tfmp.LossScaleOptimizer around an optimizer of Keras has no attribute {name!r}.")
@@ -137,7 +133,7 @@ class OfAnyKeras(LossScaleOptimizer):
         return done
 
     def _all_unscaled(self, grads: Gradients, loss_scale: tf.Tensor) -> Gradients:
-        """Unscale the gradients that the user passed to `get_unscaled_gradients` and not what it returned."""
+        """Unscale those gradients that the user passed to `get_unscaled_gradients`, instead of its result."""
         scaled = self._loop.still_scaled(grads, unscales=self._unscales_by_default)
         if not any(scaled):
             return grads
@@ -170,8 +166,7 @@ class OfAnyKeras(LossScaleOptimizer):
 
     @classmethod
     def _made(cls, arguments: Mapping[str, Any]) -> "LossScaleOptimizer":
-        # `type.__call__` does what `cls(...)` does, without the metaclass of Keras 2. The metaclass would pass the
-        # inner optimizer by position, and the subclass that Horovod makes accepts it by keyword only.
+        # The metaclass of Keras 2 passes the inner optimizer by position; Horovod's subclass takes keywords only.
         made: LossScaleOptimizer = type.__call__(cls, **arguments)
         return made
 
@@ -214,11 +209,11 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
     def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
         super()._set_up(*arguments)
         self._has_spike_state = False
-        # TensorFlow exports a function only if the variables that it uses are reachable from a tracked attribute.
+        # TensorFlow exports functions only with variables in tracked attributes.
         self._overflow_counts = self._scaler.overflow_counts
         self._norms = self._scaler.norms
         num_unused = len(self._own_variables())
-        # The variables are made here and not in `build`, so that a checkpoint can be restored before `build`.
+        # Here, so that a checkpoint can be restored before `build`.
         self._loss_scale_manager.store_in(self._add_state_variable)
         self._loss_scale_state = self._state_in_files(
             lambda: self._own_variables()[num_unused:], functools.partial(continue_at, self._loss_scale_manager)
@@ -243,10 +238,9 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         self.inner_optimizer.build(variables)
 
     def _add_state_variable(self, name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-        # Keras 3's Constant initializer multiplies by a tensor of ones, and TensorFlow before 2.19 cannot multiply
-        # booleans.
+        # No Constant of Keras 3, which multiplies: TensorFlow before 2.19 cannot multiply booleans.
         shape, dtype = initial_value.shape, initial_value.dtype.name
-        # Every replica computes the same state, so the value of any one will do.
+        # Every replica computes the same state.
         return self._add(name, shape, dtype, lambda *_, **__: tf.constant(initial_value), "only_first_replica")
 
     def _add_buffer(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
@@ -284,10 +278,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         return list(variables[: len(variables) - len(self.inner_optimizer.variables)])
 
     def set_weights(self, weights: Iterable[np.ndarray]) -> None:
-        """Set the values of `variables`, or of the inner optimizer's variables alone; call `build` before.
-
-        Another number of values is an error.
-        """
+        """Set the values of `variables`, or of the inner optimizer's variables alone; call `build` before."""
         variables, inner_variables = self.variables, self.inner_optimizer.variables
         weights = lists.items("weights", weights, "a list of values", "pass one array for each of the variables")
         if len(weights) not in {len(variables), len(inner_variables)}:

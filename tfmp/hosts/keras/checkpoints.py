@@ -8,13 +8,10 @@
     Keras 3's own wrapper    inner_optimizer, with the same;  _variables, its own;  dynamic_scale  step_counter
     tfmp 0.2 and earlier     inner_optimizer or _inner_optimizer, likewise;  _variables, its own;  _loss_scale_manager
 
-So a run without loss scaling goes on with tfmp, and back. The layouts with `inner_optimizer` are called nested here; in
-these, `_variables` means the wrapper's own variables. A restore visits the children of an object in the order in which
-they were saved, and the children of these after all of them. So when it comes to those of `_variables`, it has passed
-`inner_optimizer` if there is one.
-
-TensorFlow has no public way to choose the names under which a checkpoint holds the parts of an object. The private
-methods that this file overrides are among those that Keras 2's own wrapper delegates to the optimizer inside it.
+So a run without loss scaling goes on with tfmp, and back. The layouts with `inner_optimizer` are called nested here. A
+restore visits the children of an object in the order in which they were saved, and then theirs. So it comes to those of
+`_variables` after `inner_optimizer`. TensorFlow has no public way to choose the names in a checkpoint; Keras 2's own
+wrapper overrides the same private methods.
 """
 
 import functools
@@ -47,13 +44,13 @@ class CheckpointedAsInner:
 
     def _lookup_dependency(self, name: str, cached_dependencies: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
         if cached_dependencies is None:
-            # No restore asks, but TensorFlow before it tracks an attribute of the wrapper itself.
+            # TensorFlow asks, before it tracks an attribute of the wrapper itself.
             return super()._lookup_dependency(name)  # type: ignore[misc] # TensorFlow's
         if name in _NESTED:
             self._checkpointed_variables.nested_in = self._update_uid
             return self.inner_optimizer
         if name in _OF_ANY_OPTIMIZER and name in super()._trackable_children():  # type: ignore[misc] # TensorFlow's
-            # Whose it is may not be known yet. It is also one of `_variables`, and is restored as that.
+            # It is restored as one of `_variables`, when it is known whose it is.
             return None
         if name in self._scale_of_keras:
             return self._scale_of_keras[name]
@@ -61,7 +58,7 @@ class CheckpointedAsInner:
 
     @property
     def _deferred_dependencies(self) -> "_Deferred":
-        # What is only made by `build` is restored then, by the optimizer that makes it.
+        # What only `build` makes is restored then.
         return _Deferred(lambda name: None if name in _OF_ANY_OPTIMIZER else (self.inner_optimizer, name))
 
     @functools.cached_property
@@ -71,7 +68,7 @@ class CheckpointedAsInner:
 
     @functools.cached_property
     def _scale_of_keras(self) -> dict[str, tf.Module]:
-        # These are only restored: what the wrapper saves has other names.
+        # Only restored, never saved.
         scale = ScaleOfKeras(self._loss_scale_manager)
         return {"loss_scale": scale, "dynamic_scale": scale.current_loss_scale, "step_counter": scale.good_steps}
 
@@ -79,24 +76,21 @@ class CheckpointedAsInner:
 _VARIABLES = "_variables"
 #: The wrapped optimizer: in Keras 3, where its own wrapper has the same name for it, and in Keras 2.
 _NESTED = ("inner_optimizer", "_inner_optimizer")
-#: What Keras makes for every optimizer. A wrapper does not use its own.
+#: What Keras makes for every optimizer, and a wrapper does not use.
 _OF_ANY_OPTIMIZER = ("_iterations", "_learning_rate")
 #: Before the position of a variable of the wrapper in its own list.
 _STATE = "state_"
 
 
 class _Variables(tf.Module):
-    """In checkpoints, the list of the wrapped optimizer's variables, to which the wrapper's `own` are added.
-
-    `current_restore` returns the number of the restore that visited the wrapper last.
-    """
+    """In checkpoints, the list of the wrapped optimizer's variables, to which the wrapper's `own` are added."""
 
     def __init__(self, own: Any, inner_optimizer: Any, current_restore: Callable[[], int]) -> None:  # noqa: ANN401
         super().__init__()
         self._own = own
         self._inner_optimizer = inner_optimizer
         self._current_restore = current_restore
-        #: The number of the last restore from a nested layout.
+        # The number of the last restore from a nested layout; `current_restore` returns that of the last of all.
         self.nested_in: int | None = None
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -115,7 +109,7 @@ class _Variables(tf.Module):
 
     @property
     def _deferred_dependencies(self) -> "_Deferred":
-        # The lists restore the variables that are appended to them later.
+        # The lists restore variables when these are appended.
         return _Deferred(self._list_and_position)
 
     def _list_and_position(self, name: str) -> tuple[Any, str]:
@@ -134,7 +128,7 @@ class _Deferred:
         self._place = place
 
     def setdefault(self, name: str, positions: list[Any]) -> list[Any]:
-        """Return the list of positions in checkpoints for a part; TensorFlow adds one to it."""
+        """Return the list of a part's positions in checkpoints, to which TensorFlow adds one."""
         place = self._place(name)
         if place is None:
             return positions
@@ -143,7 +137,7 @@ class _Deferred:
         return waiting
 
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as of a dictionary
-        """Return `default`: the object that hands on keeps nothing itself."""
+        """Return `default`: nothing is kept here."""
         return default
 
     pop = get
@@ -155,7 +149,7 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
     if continue_from is not None:
         continue_from(loss_scale, good_steps)
     elif float(manager.get_loss_scale()) != loss_scale:
-        # Such a manager's own checkpoints, around a legacy optimizer, have the scale in this place too.
+        # Around a legacy optimizer, this manager's own checkpoints have the scale here too.
         _logger.warning(
             "the loss scale %g of Keras' own LossScaleOptimizer is not taken over: %s has no method continue_from.",
             loss_scale,
@@ -165,7 +159,7 @@ def continue_at(manager: LossScaleManager, loss_scale: float, good_steps: int) -
 
 def manager_from_keras(optimizer: Any) -> LossScaleManager:  # noqa: ANN401 - of any Keras
     """Return a manager that goes on where Keras' own wrapper stopped."""
-    # The scale of Keras' own wrapper can reach 0.
+    # Keras' own scale can reach 0.
     scale = float(np.clip(optimizer.initial_scale, 1, np.finfo(np.float32).max))
     if not getattr(optimizer, "dynamic", True):
         return FixedLossScaleManager(scale)
@@ -197,6 +191,6 @@ class ScaleOfKeras(tf.Module):
         self.good_steps = InCheckpoint(good_steps, functools.partial(restore, "good_steps"))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        # A SavedModel would contain graphs of the functions that save and restore, and in a graph there are no numbers.
+        # Not in a SavedModel: its graphs of these functions have no numbers.
         is_readable = save_type == "checkpoint" and tf.executing_eagerly()
         return super()._trackable_children(save_type, **kwargs) if is_readable else {}

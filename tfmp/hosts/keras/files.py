@@ -1,7 +1,7 @@
 """Saves a Keras front-end in Keras' files like the optimizer that it wraps, and reads what other wrappers saved there.
 
-A file `.weights.h5`, and the one in a `.keras` file, has a group of values for each object that Keras finds on its walk
-through the attributes of a model. Who saved an optimizer shows in the number of its values:
+A `.weights.h5` file, alone or in a `.keras` file, has a group of values for each object on Keras' walk through the
+attributes of a model. The number of its values shows who saved an optimizer:
 
     no wrapper               optimizer/vars: the variables of the optimizer
     tfmp                     the same; and optimizer/_loss_scale_state/vars: the wrapper's own, by their names
@@ -9,8 +9,7 @@ through the attributes of a model. Who saved an optimizer shows in the number of
     Keras 3's own wrapper    optimizer/vars: four of its own, then those of the optimizer
     tfmp 0.2 and earlier     optimizer/vars: the wrapper's own, then those of the optimizer
 
-Every wrapper also has optimizer/inner_optimizer/vars, the variables of the optimizer once more: the optimizer is one of
-its attributes. Keras' own wrapper needs them to load what tfmp saved.
+Every wrapper also has optimizer/inner_optimizer/vars, from which Keras' own wrapper loads what tfmp saved.
 """
 
 import logging
@@ -40,7 +39,6 @@ class SavedAsInner:
     _own_variables: Callable[[], list[Any]]
     #: The names of the values that Keras' own wrapper saves before those of the optimizer.
     _saved_by_keras: Sequence[str] = ()
-    # Whether Keras' next walk shall leave out the inner optimizer, which is loaded.
     _inner_is_loaded = False
 
     def save_own_variables(self, store: Any) -> None:  # noqa: ANN401 - a group of a file
@@ -83,13 +81,13 @@ class SavedAsInner:
 class StateInFiles:
     """The wrapper's own variables in Keras' files: of the loss scale, the counters, an unfinished window, and spikes.
 
-    Keras' walk comes to attributes of certain classes, of which `keras.losses.Loss` is the simplest: each front-end has
-    a subclass of it and of this one. `continue_at` gets the scale and the count that a manager of another class saved.
+    Each front-end has a subclass of this class and of `keras.losses.Loss`, the simplest one that Keras' walk comes to.
+    `continue_at` gets the scale and the count that a manager of another class saved.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], continue_at: Callable[[float, int], None]) -> None:
         super().__init__(name="loss_scale_state")  # type: ignore[call-arg] # of Keras' Loss
-        # These are functions: if Keras' walk came from here to the wrapper again, it would go round in circles.
+        # Functions, so that Keras' walk does not come back to the wrapper.
         self._variables = variables
         self._continue_at = continue_at
         self._of_manager = self.by_name().keys() - StepCounters._fields
@@ -116,8 +114,7 @@ class StateInFiles:
             )
 
     def by_name(self) -> dict[str, Any]:
-        """Return the variables by their names."""
-        # The names of Keras 2 end in `:0`.
+        """Return the variables by their names, without the `:0` of Keras 2."""
         return {variable.name.split(":")[0]: variable for variable in self._variables()}
 
 
@@ -128,8 +125,7 @@ def _have_shapes(store: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) ->
 
 def _assign(pairs: Iterable[tuple[Any, Any]]) -> None:
     for variable, value in pairs:
-        # A variable that each replica has of its own divides an assigned value by the number of replicas. An HDF5
-        # dataset cannot be divided, so it is read into an array first.
+        # A variable of each replica divides the value by their number, and an HDF5 dataset cannot be divided.
         variable.assign(np.asarray(value))
 
 

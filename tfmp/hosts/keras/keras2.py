@@ -44,8 +44,7 @@ class OfKeras2(OfAnyKeras):
         super().__init__(inner_optimizer, loss_scale_manager, is_distributed, **settings_of_all)
 
     learning_rate = of_inner("learning_rate")
-    #: The inner optimizer's count of steps. It can be set, for example to the global step. Skipped steps count only
-    #: with `iterations_include_skipped_steps=True`.
+    #: The inner optimizer's count of steps, which can be set, for example to the global step.
     iterations = of_inner("iterations")
 
     @property
@@ -53,11 +52,11 @@ class OfKeras2(OfAnyKeras):
         """The wrapped optimizer."""
         return self._inner_optimizer
 
-    # The name that Keras 2's own wrappers have for it, and that public code reads. A property is in no checkpoint.
+    # Public code reads this name of Keras 2's own wrappers. A property is in no checkpoint.
     _optimizer = inner_optimizer
 
     def _is_averaged(self, is_reduced: bool = False) -> bool:
-        # Horovod's optimizers average gradients where they compute them, and nowhere else.
+        # Horovod's optimizers average only where they compute gradients.
         return is_reduced or (self._is_of_horovod and self._loop.last_call == "compute_gradients")
 
     def _settings(self) -> dict[str, Any]:
@@ -93,7 +92,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
     Source: `tf.keras.mixed_precision.LossScaleOptimizer`, whose interface this class keeps.
     """
 
-    # Keras' own wrapper reads this private attribute, and refuses to wrap an optimizer where it is true.
+    # Keras' own wrapper refuses to wrap an optimizer where this is true.
     _is_wrapped_by_loss_scale_optimizer = True
 
     def __init__(
@@ -108,8 +107,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
     def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
         del accumulation
         self._inner_optimizer = inner_optimizer
-        # The parent's constructor sets these two attributes. Here they are properties that set the inner optimizer's,
-        # so the constructor must get the inner optimizer's own values.
+        # The parent's constructor sets these two, which here set the inner optimizer's, so it gets their values.
         ema = {"use_ema": inner_optimizer.use_ema, "ema_momentum": inner_optimizer.ema_momentum}
         self._keras.optimizers.Optimizer.__init__(self, name="LossScaleOptimizer", **ema)
         warn_of_methods_never_called(inner_optimizer, ("minimize",))
@@ -119,15 +117,14 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
 
     @property
     def _learning_rate(self) -> Any:  # noqa: ANN401 - a variable or a schedule
-        # Keras' TensorBoard callback reads this private attribute of the optimizer, to log the rate of a schedule.
+        # Keras' TensorBoard callback reads this to log the rate of a schedule.
         return learning_rate_or_schedule(self.inner_optimizer)
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The variables of the loss-scale manager and of the accumulation, then those of the inner optimizer."""
+        """The wrapper's own variables, then those of the inner optimizer."""
         variables = self._keras.optimizers.Optimizer.variables.fget(self)
-        # The first is the parent's own count of iterations. It is never used, and its name is the same as that of the
-        # inner optimizer's count.
+        # The parent's own count of iterations is never used, and has the name of the inner optimizer's.
         del variables[0]
         variables.extend(self.inner_optimizer.variables)
         return variables
@@ -137,8 +134,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
     ) -> list[tuple[Gradient, tf.Variable]]:
         """As in `tfmp.LossScaleOptimizer`; `var_list` may also be a function that returns the variables.
 
-        If the inner optimizer is of a class of your own that overrides `compute_gradients`, your method gets the loss
-        as it is, and gradients in their true magnitude.
+        If the class of the inner optimizer is your own, its `compute_gradients` gets the unscaled loss and gradients.
         """
         if not callable(var_list):
             var_list = lists.variables("var_list", var_list)
@@ -188,10 +184,9 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         """
         pairs = lists.pairs(grads_and_vars)
         if not pairs:
-            # Keras accepts an empty list too: a model without weights has nothing to train.
+            # As in Keras: a model may have no weights.
             return self.iterations
         grads, variables = split(pairs)
-        # The variables are made outside of a function that is being traced, so that they outlive its graph.
         with tf.init_scope():
             self.build(variables)
         lists.refuse_all_none(grads)
@@ -211,7 +206,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         return self.iterations
 
     def _may_unscale_late(self) -> bool:
-        # Horovod averages unscaled gradients. A dtype is for Horovod alone; without it, averaging raises an error.
+        # Horovod averages unscaled gradients; a dtype without Horovod is an error then.
         return running_horovod() is None and not self._is_of_horovod and self._aggregation_dtype is None
 
     def _add(

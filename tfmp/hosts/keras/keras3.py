@@ -20,6 +20,7 @@ from tfmp.hosts.keras.adapters import Keras3Adapter
 from tfmp.hosts.keras.arguments import warn_of_methods_never_called
 from tfmp.hosts.keras.base import Initializer, LossScaleOptimizerKeras
 from tfmp.hosts.keras.files import StateInFiles, register_own_classes
+from tfmp.hosts.keras.program import with_inner
 from tfmp.types import Gradient, Gradients, GradsAndVars, Loss
 
 _logger = logging.getLogger("tfmp")
@@ -27,8 +28,7 @@ _logger = logging.getLogger("tfmp")
 register_own_classes(keras)
 
 
-#: The weights of Keras' float8 layers that tell how large the gradients of their outputs are. Keras has no other way to
-#: tell them from those for inputs and kernels, which the loss scale does not change.
+#: The weights of Keras' float8 layers that hold the sizes of scaled gradients; only their names tell them from others.
 _FLOAT8_SIZES_OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
 
 
@@ -42,8 +42,8 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
 
     What differs for Keras 3:
 
-    * Under a `tf.distribute` strategy Keras' own wrapper checks the gradients of the first replica only; this class
-      checks those of all replicas. The update is never compiled by itself there.
+    * Under a `tf.distribute` strategy this class checks the gradients of all replicas, and Keras' own wrapper those of
+      the first. The update is never compiled by itself there.
     * The gradient accumulation of the inner optimizer cannot be combined with `accumulation_steps` greater than 1.
     * `dynamic` must be True, the only value that Keras' own wrapper takes too.
 
@@ -81,13 +81,11 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         **settings: Any,  # noqa: ANN401 - as of the base class
     ) -> None:
         _validate(dynamic)
-        # This skips the constructor of Keras' own wrapper, which would make variables for a scale of its own. The
-        # learning rate given here is never used.
+        # The constructor of Keras' own wrapper would make variables for a scale. This learning rate is never used.
         keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
         super().__init__(*arguments, **settings)
         warn_of_methods_never_called(self.inner_optimizer, ("minimize", "compute_gradients", "scale_loss"))
-        # This changes the user's optimizer, as Keras' own wrapper does. It comes last, so that nothing is changed if
-        # the constructor raises an error.
+        # This changes the user's optimizer, as Keras' own wrapper does; last, in case the constructor raises an error.
         _turn_loss_scale_factor_off(self.inner_optimizer)
 
     def _wrap(self, inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
@@ -97,7 +95,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     @property
     def iterations(self) -> keras.Variable:
         """The inner optimizer's count of applied steps."""
-        # Before Keras 3.9 the parent class, Keras' own wrapper, has a count of its own.
+        # Before Keras 3.9, Keras' own wrapper has a count of its own.
         return self.inner_optimizer.iterations
 
     #: The optimizers inside a `MultiOptimizer` that is wrapped; Keras' callbacks set their learning rates.
@@ -158,14 +156,12 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     @property
     def loss_scale_factor(self) -> NoReturn:
         """Not available: the manager decides the loss scale. Read `loss_scale`."""
-        # Returning None would not do. TensorFlow's AutoTrackable, a base class of Keras' optimizers, does not call a
-        # setter with the value that the attribute has already; but setting None must reach the setter below.
+        # Not None: AutoTrackable calls no setter with the value that is there, and the one below must refuse None too.
         raise AttributeError("a tfmp.LossScaleOptimizer has no loss_scale_factor: read its loss_scale.")
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:
-        # The constructor of Keras' base class sets this attribute before there is an inner optimizer. From Keras 3.10
-        # on, Keras' own wrapper sets it on the optimizer that it wraps, and is refused here.
+        # The base class sets this before there is an inner optimizer; from Keras 3.10 on, Keras' own wrapper too.
         if "inner_optimizer" in vars(self):
             raise ValueError(
                 "a tfmp.LossScaleOptimizer takes no loss_scale_factor, and Keras' own LossScaleOptimizer cannot wrap "
@@ -185,7 +181,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
     def _apply(self, method: str, grads: Gradients, trainable_variables: Iterable[keras.Variable] | None) -> None:
         """Apply gradients by the method of the inner optimizer that the user would call without a wrapper."""
         if not grads:
-            # Keras accepts an empty list too: a model without weights has nothing to train.
+            # As in Keras: a model may have no weights.
             return
         variables = self._built_with(trainable_variables)
         self._scaler.warn_if_not_averaged()
@@ -208,8 +204,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         self._adjust_float8_scales(variables, before=facts.loss_scale)
 
     def _adjust_float8_scales(self, variables: Iterable[keras.Variable], before: tf.Tensor) -> None:
-        """Change the weights of float8 layers that hold the size of scaled gradients as the loss scale has changed."""
-        # Keras learns the size from two steps before: after the scale has doubled, gradients would be cut off in two.
+        """Change the sizes of scaled gradients as the loss scale has changed: Keras learns them two steps too late."""
         scales = [each for each in variables if is_overwritten(each) and each.name in _FLOAT8_SIZES_OF_GRADIENTS]
         if scales:
             ratio = tf.cast(self.loss_scale, tf.float32) / tf.cast(before, tf.float32)
@@ -267,9 +262,7 @@ def _validate(dynamic: bool) -> None:
 
 
 def _refuse_accumulating_twice(inner_optimizer: keras.optimizers.Optimizer, accumulation: AccumulationSettings) -> None:
-    own_steps = [
-        steps for optimizer in _inner_optimizers(inner_optimizer) if (steps := optimizer.gradient_accumulation_steps)
-    ]
+    own_steps = [steps for optimizer in with_inner(inner_optimizer) if (steps := optimizer.gradient_accumulation_steps)]
     if own_steps and accumulation.accumulation_steps > 1:
         raise ValueError(
             f"inner_optimizer has gradient_accumulation_steps={own_steps[0]!r}, and accumulation_steps="
@@ -288,14 +281,9 @@ def _refuse_divided_next_values(variables: Iterable[keras.Variable]) -> None:
         )
 
 
-def _inner_optimizers(inner_optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    # A MultiOptimizer holds a list of optimizers, each of which takes the step for its part of the variables.
-    return [inner_optimizer, *getattr(inner_optimizer, "optimizers", [])]
-
-
 def _turn_loss_scale_factor_off(inner_optimizer: keras.optimizers.Optimizer) -> None:
     """Set `loss_scale_factor` of the inner optimizer to None, with a warning: only the wrapper scales."""
-    for optimizer in _inner_optimizers(inner_optimizer):
+    for optimizer in with_inner(inner_optimizer):
         if optimizer.loss_scale_factor is not None:
             _logger.warning(
                 "loss_scale_factor=%r of the inner optimizer is turned off, because the loss would be scaled twice: "

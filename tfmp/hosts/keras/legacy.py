@@ -49,15 +49,14 @@ class LossScaleOptimizerLegacy(OfKeras2):
     """
 
     _is_legacy = True
-    # Keras reads this private attribute: `apply_gradients` has the argument `experimental_aggregate_gradients`.
+    # Tells Keras that `apply_gradients` has the argument `experimental_aggregate_gradients`.
     _HAS_AGGREGATE_GRAD = True
     # This comes from TensorFlow.
     _track_trackable: Callable[..., Any]
 
     def _wrap(self, inner_optimizer: Any, accumulation: AccumulationSettings) -> None:  # noqa: ANN401
         del accumulation
-        # `tf.__internal__` has this class for wrappers of legacy optimizers alone. In a checkpoint, the wrapper is what
-        # the inner optimizer is.
+        # In a checkpoint, the wrapper is what the inner optimizer is.
         tf.__internal__.tracking.DelegatingTrackableMixin.__init__(self, inner_optimizer)
         self._inner_optimizer = inner_optimizer
 
@@ -77,8 +76,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
 
     @property
     def _hyper(self) -> dict[str, Any]:
-        # Keras' class takes attributes of these names for hyperparameters, whenever it finds no other attribute, also
-        # before there is an inner optimizer.
+        # Keras looks for any missing attribute here, also before there is an inner optimizer.
         inner = vars(self).get("_inner_optimizer")
         return {} if inner is None else inner._hyper
 
@@ -87,8 +85,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         self.inner_optimizer.set_weights(list(weights))
 
     def _create_hypers(self) -> NoReturn:
-        # Keras does not call this on a wrapper. An optimizer around the wrapper does, such as Lookahead of TensorFlow
-        # Addons, which then updates single variables by further private methods.
+        # Only an optimizer around the wrapper calls this, such as Addons' Lookahead, which updates single variables.
         inner = f"{type(self.inner_optimizer).__name__}(...)"
         raise ValueError(
             "tfmp.LossScaleOptimizer must be the outermost wrapper, because the optimizer around it updates each "
@@ -140,13 +137,12 @@ class LossScaleOptimizerLegacy(OfKeras2):
         Args:
             grads_and_vars: Pairs of a gradient and its variable.
             name: The name scope of the inner optimizer's ops.
-            experimental_aggregate_gradients: False if the gradients are already summed over the replicas, and averaged
-                over Horovod's workers.
+            experimental_aggregate_gradients: False if the gradients are already summed, and averaged over workers.
             **kwargs: Further arguments of the inner optimizer's `apply_gradients`.
         """
         pairs = lists.pairs(grads_and_vars)
         if not pairs:
-            # Keras accepts an empty list too: a model without weights has nothing to train.
+            # As in Keras: a model may have no weights.
             return self.iterations
         grads, variables = split(pairs)
         lists.refuse_all_none(grads, names_of(variables))
@@ -167,7 +163,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         return self.iterations if tf.executing_eagerly() else done
 
     def _settings_to_show(self) -> list[str]:
-        # Keras shows this in its error if the model is of the other package, `keras` or `tf_keras`.
+        # Keras shows this in its error if the model is of the other package.
         kind, *others = super()._settings_to_show()
         return [f"{kind} of {self._keras.__name__}", *others]
 
@@ -179,8 +175,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
         parts = parts_of_config(cls._keras, config, custom_objects, legacy=True)
         inner = parts["inner_optimizer"]
         if isinstance(inner, cls._keras.optimizers.Optimizer):
-            # This is the configuration of a wrapper around an optimizer that is not legacy: `model_to_estimator` makes
-            # a legacy one of it.
+            # `model_to_estimator` makes a legacy optimizer of one that is not.
             parts["inner_optimizer"] = cls._keras.__internal__.optimizers.convert_to_legacy_optimizer(inner)
             parts.pop("name", None)
         return super().from_config(parts)
@@ -207,8 +202,8 @@ def front_ends_of(keras: ModuleType, module: str, suffix: str) -> tuple[type[Los
     state_in_files = type("_StateInFiles", (StateInFiles, keras.losses.Loss), {})
     bases = (LossScaleOptimizerKeras2, keras.optimizers.Optimizer, public)
     front_end = type(f"LossScaleOptimizer{suffix}", bases, {**own, "_state_in_files": state_in_files})
-    # Where Keras trains in a graph, it wraps every optimizer that is not of its own wrapper's class. That class has
-    # attributes for the optimizer that its own constructor wraps, so those of any legacy optimizer take their place.
+    # In a graph, Keras wraps every optimizer that is not of its own wrapper's class, whose methods for attributes look
+    # at the optimizer that its own constructor wraps: so they are replaced.
     own |= {each: getattr(keras.optimizers.legacy.Optimizer, each) for each in _ATTRIBUTES}
     of_legacy = (LossScaleOptimizerLegacy, class_of_legacy_wrappers(keras))
     legacy = type(public)(f"LossScaleOptimizerLegacy{suffix}", of_legacy, own)

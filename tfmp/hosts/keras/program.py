@@ -29,8 +29,8 @@ from tfmp.types import Done, Gradients
 
 _logger = logging.getLogger("tfmp")
 
-#: The smallest numbers of values, in all variables together and for each update that is compiled, for which compiling
-#: saves time. With fewer values the compilation takes longer than what it saves in hundreds of steps.
+#: The smallest numbers of values, of all variables and for each compiled update, for which compiling saves more time in
+#: hundreds of steps than it takes.
 _MANY = 2**20
 _MANY_FOR_EACH = 2**14
 #: The number of variables for each update that is compiled from which compiling takes less time than building a graph.
@@ -59,9 +59,9 @@ class KerasProgram(NamedTuple):
     #: The indices of the gradients that are passed to the optimizer, and the variables that they are for.
     taken: Sequence[int]
     variables: Sequence[_Variable]
-    #: The method of the optimizer that is called: "apply_gradients", or "apply" of Keras 3.
+    #: "apply_gradients", or "apply" of Keras 3.
     method: str
-    #: Keyword arguments for the `apply_gradients` of an optimizer of Keras 2.
+    #: Keyword arguments for the `apply_gradients` of Keras 2.
     options: Mapping[str, Any]
 
     @property
@@ -71,8 +71,7 @@ class KerasProgram(NamedTuple):
         Within the optimizer XLA would sum the squares again, and slowly, on one core.
         """
         optimizer = self.compiler.optimizer()
-        # If both settings are there, Keras uses clipnorm only. An optimizer that accumulates gradients clips their
-        # sums, at the end of each window. A user's code may change the gradients before they are clipped.
+        # Keras prefers clipnorm, clips the sums of a window at its end, and a user's code may change gradients before.
         of_each, of_all = ((norm or 0) > 0 for norm in (optimizer.clipnorm, optimizer.global_clipnorm))
         clips = of_all and not of_each and not getattr(optimizer, "gradient_accumulation_steps", None)
         return clips and self.compiler.is_by_keras_alone(self.variables)
@@ -86,7 +85,7 @@ class KerasProgram(NamedTuple):
         """Divide the gradients by the loss scale, clip and apply them."""
         taken = [grads[index] for index in self.taken]
         tensors = [loss_scale] if norm is None else [loss_scale, norm]
-        # A tape, such as one in whose `with` the optimizer is called, would otherwise need a gradient of the program.
+        # A tape around the call would need a gradient of the program.
         with unrecorded():
             if within_xla():
                 self._update(self.compiler.optimizer(), self.variables, taken, tensors)
@@ -119,8 +118,8 @@ class KerasProgram(NamedTuple):
             return
         arguments = (list(grads), variables) if self.method == "apply" else (pairs,)
         apply = functools.partial(getattr(optimizer, self.method), *arguments)
-        # Keras 3 sums gradients over the replicas, also if there is one. The sum would change nothing, but TensorFlow
-        # (2.15 to 2.21) would keep its graph, and the values of all variables in it, until the process ends.
+        # Keras 3 sums gradients over replicas, even over one: TensorFlow (2.15 to 2.21) would then keep the graph, and
+        # the values of all variables in it, until the process ends.
         context = tf.distribute.get_replica_context()
         if context is None:
             apply()
@@ -139,11 +138,7 @@ class KerasProgram(NamedTuple):
         program([arithmetic.pad_rows(grad) for grad in grads], tensors)
 
     def _run_kept(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
-        """Update the variables in eager code by the program that was traced with these settings.
-
-        A program contains Python's numbers and flags as they were when it was traced; the values of variables it reads
-        anew each time it runs. The first update with settings is not compiled.
-        """
+        """Update the variables in eager code by the program that was traced with these settings, from the second on."""
         programs, key = self.compiler.programs, self._key(len(tensors))
         if key in programs:
             # The numbers of rows of sparse gradients differ between calls.
@@ -152,15 +147,15 @@ class KerasProgram(NamedTuple):
             programs[key] = program
             return
         self._update(self.compiler.optimizer(), self.variables, grads, tensors)
-        # What the optimizer changes in Python would stay as it is when a program runs: Nadam of Keras 2 counts its
-        # steps there. Other attributes are notes, which are made once: the next step finds the settings with them.
+        # A program would not repeat what the optimizer changes in Python at each step, as Nadam of Keras 2 does.
+        # Attributes that it only notes once are there at the next step.
         if self._key(len(tensors)) == key:
             programs[key] = None
             if len(programs) > _MOST_KEPT:
                 del programs[next(iter(programs))]
 
     def _key(self, num_tensors: int) -> Hashable:
-        """Return what is equal while nothing changes that the update depends on but its arguments and variables."""
+        """Return what is equal while only the arguments of the update and the values of variables change."""
         parts = self.compiler.parts(self.variables)
         own = [[item for item in vars(part).items() if not item[0].startswith(TRACKING_PREFIX)] for part in parts]
         names = ("trainable", "constraint", "overwrite_with_gradient")
@@ -198,16 +193,15 @@ class _Identity:
 
 
 def _function(run: Callable[..., None], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
-    # Not the method itself: TensorFlow would take programs for one that is traced too often, as they share its code.
+    # TensorFlow would warn of retracing, as programs share the code of a method.
     return tf.function(functools.partial(run, *arguments), autograph=False, **options)
 
 
 class UpdateCompiler:
     """Says whether XLA compiles the update of an optimizer, to which it refers weakly, and has what eager code keeps.
 
-    With `jit_compile="auto"` it is compiled if that saves time and only Keras' own code takes part: a user's code may
-    do what XLA cannot compile, such as printing. With True it is compiled with a user's code too, but not in eager
-    code, which keeps the program: a user's code may depend on anything.
+    With "auto", a user's code is never compiled, since it may print, for example. With True it is compiled, but not in
+    eager code, which keeps the program: a user's code may depend on anything.
     """
 
     def __init__(self, optimizer: _Optimizer, jit_compile: JitCompile) -> None:
@@ -223,10 +217,10 @@ class UpdateCompiler:
 
     def parts(self, variables: Sequence[_Variable]) -> list[object]:
         """Return the objects whose code computes an update: optimizers, schedules and constraints."""
-        optimizers = [self.optimizer(), *_inner_optimizers(self.optimizer())]
+        optimizers = with_inner(self.optimizer())
         rates = map(learning_rate_or_schedule, optimizers)
         constraints = (getattr(variable, "constraint", None) for variable in variables)
-        # In Keras 2 a learning rate that is no schedule is a variable of TensorFlow's.
+        # In Keras 2 a constant learning rate is a variable.
         parts = [each for each in [*rates, *constraints] if not (each is None or isinstance(each, tf.Variable))]
         return [*optimizers, *parts]
 
@@ -243,10 +237,10 @@ class UpdateCompiler:
         return not replaced and all(list(map(self._is_own, classes)))
 
     def _is_own(self, cls: type) -> bool:
-        # What a class holds takes longer to judge than to compare with what it held at the last call.
+        # Comparing with the last call is faster than judging.
         held = list(vars(cls).values())
         last, answer = self._classes.get(cls, ([], True))
-        # By identity: arrays and variables, which a class may hold, have no single answer to `==`.
+        # By identity: arrays and variables have no single answer to `==`.
         if len(held) != len(last) or not all(map(operator.is_, held, last)):
             answer = not any(map(is_foreign, held))
             self._classes[cls] = held, answer
@@ -263,10 +257,9 @@ class UpdateCompiler:
 
     def _saves_time(self, variables: Sequence[_Variable]) -> bool:
         optimizer = self.optimizer()
-        # They are conditionals, which would copy variables in an XLA program. The settings of a MultiOptimizer say
-        # nothing about the optimizers inside it.
+        # Both settings make conditionals, which copy variables in XLA. Those in a MultiOptimizer are others.
         accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
-        if _inner_optimizers(optimizer) or optimizer.ema_overwrite_frequency or accumulates:
+        if len(with_inner(optimizer)) > 1 or optimizer.ema_overwrite_frequency or accumulates:
             return False
         # In eager code each step asks, about the same variables.
         asked, answer = self._last_asked
@@ -279,9 +272,8 @@ class UpdateCompiler:
     def _is_worth_it(self, variables: Sequence[_Variable]) -> bool:
         """Return whether compiling is possible on the device of the variables, and saves time.
 
-        The time to compile grows with the number of variables whose updates are compiled: those that are alike share
-        programs. The time saved at each step grows with the number of values. Without compiling, the time to build the
-        graph grows with the number of all variables.
+        The time to compile grows with the number of updates that are compiled, the time saved at each step with the
+        number of values, and the time to build a graph without compiling with the number of all variables.
         """
         values = sum(math.prod(variable.shape) for variable in variables)
         # An XLA program runs on a single device.
@@ -322,6 +314,6 @@ class UpdateCompilers:
         return self._each[optimizer]
 
 
-def _inner_optimizers(optimizer: _Optimizer) -> list[_Optimizer]:
-    # Only a MultiOptimizer has some. Older versions of Keras do not have this class.
-    return list(getattr(optimizer, "optimizers", []))
+def with_inner(optimizer: _Optimizer) -> list[_Optimizer]:
+    """Return an optimizer, and those inside it if it is a `MultiOptimizer`, a class of newer versions of Keras 3."""
+    return [optimizer, *getattr(optimizer, "optimizers", [])]

@@ -1,8 +1,7 @@
 """Updates variables by few compiled programs: variables that are alike share one.
 
-XLA takes as long for the update of a variable as for that of the variable before, although the two differ in nothing
-but the variables if these have one shape. So the update of a few variables is traced and compiled once, and the program
-is called again with other variables in their place.
+XLA takes as long for the update of a variable as for that of the one before, although both are the same program if the
+variables have one shape. So it is compiled once for a few variables, and called again with others in their place.
 """
 
 import contextlib
@@ -25,9 +24,8 @@ _Variable: TypeAlias = Any
 #: Updates variables by an optimizer, with a gradient for each, and with tensors that all updates use.
 Update: TypeAlias = Callable[[_Optimizer, Sequence[_Variable], Gradients, Sequence[tf.Tensor]], None]
 
-#: The classes of Keras 2 and Keras 3 whose update of a variable depends on nothing else than its gradient, itself, its
-#: slots and the settings of the optimizer. That of Muon depends on the variable's name as well, and Nadam has a product
-#: that changes once in each step.
+#: The classes of Keras 2 and Keras 3 whose update of a variable depends only on its gradient, itself, its slots and the
+#: settings. That of Muon depends on the variable's name too, and Nadam has a product that changes once in each step.
 _CLASSES = frozenset(
     ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Ftrl", "Lion", "Lamb")
 )
@@ -54,8 +52,7 @@ def run_shared(
 ) -> bool:
     """Update variables by programs that some of them share; return False, having done nothing, if none would.
 
-    Call this in a `tf.function`, while no tape records, for an optimizer as in `num_compiled`. The update gets a view
-    of the optimizer that does not count the step, with some of the variables at a time.
+    Call this in a `tf.function`, while no tape records, for an optimizer as in `num_compiled`.
     """
     if any(grad is None for grad in grads) or not _can_share(optimizer, variables):
         return False
@@ -80,8 +77,8 @@ def run_shared(
 def _in_lists(kinds: Sequence[Hashable], variables: Sequence[_Variable]) -> list[tuple[Hashable, list[int]]]:
     """Return the places of variables, in lists that a program updates, and what is equal for the lists of a program.
 
-    A program for several small variables saves calls, but takes longer to compile. So the length of the lists is about
-    the square root of the number of variables of a kind: a power of two that is not above it.
+    Longer lists save calls, but take longer to compile: their length is the largest power of two not above the square
+    root of the number of variables of a kind.
     """
     places: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
@@ -96,7 +93,7 @@ def _in_lists(kinds: Sequence[Hashable], variables: Sequence[_Variable]) -> list
 
 
 def _can_share(optimizer: _Optimizer, variables: Sequence[_Variable]) -> bool:
-    # That of an optimizer with half-precision state is a subclass of `plain_class`.
+    # An optimizer with half-precision state is of a subclass of `plain_class`.
     known = getattr(type(optimizer), "plain_class", type(optimizer))
     is_known = is_of_keras(optimizer) and known.__name__ in _CLASSES
     if not is_known or any(getattr(optimizer, name, None) for name in _TOGETHER):
@@ -111,13 +108,13 @@ def _can_share(optimizer: _Optimizer, variables: Sequence[_Variable]) -> bool:
 def _own_of_each(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[list[Any]]:
     """Return each variable with its slots, or views of slots in half precision, always in the same order."""
     attributes = list(vars(optimizer).values())
-    # Such as the learning rate: a list of these may be as long as that of a slot.
+    # A list of these, such as learning rates, may be as long as that of a slot.
     of_all = {id(_variable_in(each)) for each in attributes if _is_variable(each)}
     lists = [each for each in attributes if isinstance(each, list) and len(each) == len(built_with(optimizer))]
     found = []
     for variable in variables:
         place = index_of(optimizer, variable)
-        # The list of a slot can have None, and the optimizer also has a list of the variables of the model.
+        # The list of a slot can have None, and one list is of the model's variables.
         own = {
             id(_variable_in(each)): each for each in (variable, *(slot[place] for slot in lists)) if _is_variable(each)
         }
@@ -127,7 +124,7 @@ def _own_of_each(optimizer: _Optimizer, variables: Sequence[_Variable]) -> list[
 
 def _kinds(optimizer: _Optimizer, variables: Sequence[_Variable], owned: Sequence[Sequence[Any]]) -> list[Hashable]:
     """Return for each variable what is equal for those of which one program can update any."""
-    # Keras notes what it decays in an attribute of the optimizer, whose settings would then seem to change.
+    # `decays` makes Keras note the answer, as if settings had changed.
     decayed = [bool(optimizer.weight_decay) and decays(optimizer, variable) for variable in variables]
     forms = [tuple((tuple(each.shape), each.dtype, each.device) for each in map(_variable_in, own)) for own in owned]
     return list(zip(decayed, forms, strict=True))
@@ -180,10 +177,9 @@ class _Program:
             with _with_numbers(own, numbers):
                 update(grads, tensors)
 
-        # TensorFlow would take inner functions for one that is traced too often, because they share their code.
+        # TensorFlow would warn of retracing, as inner functions share their code.
         function = tf.function(functools.partial(run), jit_compile=True, autograph=False)
         self._function = function.get_concrete_function(*given)
-        # Handles of variables, and other tensors.
         self._captured = self._function.captured_inputs
         self._own = _handles(own)
 

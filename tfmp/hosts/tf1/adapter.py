@@ -12,8 +12,7 @@ from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients
 
-#: The ops by which a `SyncReplicasOptimizer` takes the mean of its workers' gradients from an accumulator, each with
-#: the op that sets the step of this accumulator.
+#: The ops by which a `SyncReplicasOptimizer` takes a mean from an accumulator, and those that set the latter's step.
 _STEP_OF_ACCUMULATOR = {
     "ResourceAccumulatorTakeGradient": tf.raw_ops.ResourceAccumulatorSetGlobalStep,
     "SparseAccumulatorTakeGradient": tf.raw_ops.AccumulatorSetGlobalStep,
@@ -23,9 +22,9 @@ _STEP_OF_ACCUMULATOR = {
 def keep_workers_in_step(step: tf.Operation, grads: Gradients, global_step: tf.Variable | None) -> tf.Operation:
     """Return the op of a step after which the workers of a `SyncReplicasOptimizer` go on, even if it was skipped.
 
-    That optimizer, around the wrapper, has an accumulator for each variable, which ignores the gradients of a worker
-    whose step is lower than its own. The step of an accumulator goes up whenever its mean is taken. The workers get
-    `global_step`, which a skipped step leaves as it is: from then on, all their gradients would be ignored.
+    That optimizer, around the wrapper, has an accumulator for each variable, which ignores gradients of a lower step
+    than its own. Its step goes up whenever its mean is taken; `global_step`, which the workers get, does not go up
+    after a skipped step.
     """
     means = [op for op in messages.ops_of(grads) if op.type in _STEP_OF_ACCUMULATOR]
     if not means or global_step is None:
@@ -73,9 +72,8 @@ class TF1Adapter(OptimizerAdapter):
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's slot variables, such as momenta, in eager code.
 
-        In a graph the optimizer itself makes them outside the conditional. In eager code it would make them in the
-        first step that is applied. A `tf.train.Checkpoint` restores slots at the moment when they are made. If the
-        first step were skipped, the next checkpoint would be saved without them.
+        In eager code the optimizer would make them in the first step that is applied. A `tf.train.Checkpoint` restores
+        them when they are made, so a checkpoint that is saved before would lack them.
         """
         with tf.init_scope():
             if tf.executing_eagerly() and not tf.distribute.has_strategy():
@@ -91,7 +89,7 @@ class TF1Adapter(OptimizerAdapter):
 
     def _apply_and_count(self, grads: Gradients, global_step: tf.Variable) -> Done:
         """Increment the global step by exactly one, whether or not the optimizer does: that of BERT does not."""
-        # The target is computed before the optimizer runs, because the optimizer may increment the variable.
+        # Before the optimizer runs, which may increment the variable.
         target = global_step.read_value() + 1
         with tf.control_dependencies([target]):
             given = self._pairs(grads)

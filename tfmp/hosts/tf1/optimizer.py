@@ -39,8 +39,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     """The `tfmp.LossScaleOptimizer` around a `tf.compat.v1.train.Optimizer`, where the arguments are documented.
 
     Name this class only to subclass it. It works in graphs, in Estimator, and in eager code with a loss that is a
-    function. A `SyncReplicasOptimizer` is refused: wrap the optimizer inside it; its workers go on after a skipped
-    step.
+    function. A `SyncReplicasOptimizer` goes around it, and its workers go on after a skipped step.
 
     Examples:
         >>> import tfmp
@@ -49,8 +48,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         ...     manager = tfmp.ExponentialUpdateLossScaleManager(2**32, incr_every_n_steps=1000, decr_ratio=0.5)
         ...     opt = tfmp.LossScaleOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), manager)
         ...     grads_and_vars = opt.compute_gradients(tf.reduce_sum(w), [w])
-        ...     grads, _ = tfmp.clip_by_global_norm([grad for grad, _ in grads_and_vars], 10.0)
-        ...     train_op = opt.apply_gradients(zip(grads, [w]), tf.compat.v1.train.get_or_create_global_step())
+        ...     train_op = opt.apply_gradients(grads_and_vars, tf.compat.v1.train.get_or_create_global_step())
         ...     session.run(tf.compat.v1.global_variables_initializer())
         ...     _ = session.run(train_op)
         ...     session.run(w).tolist(), float(session.run("loss_scale:0"))
@@ -73,7 +71,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         skip_spikes: SpikeDetector | None = None,
     ) -> None:
         opt = optimizer_of(opt, inner_optimizer)
-        # `tfmp.LossScaleOptimizer` checks this too, but the constructor of a subclass does not go through it.
+        # The constructor of a subclass does not go through `tfmp.LossScaleOptimizer`.
         refuse_wrapped(opt)
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(f"opt must be a tf.compat.v1.train.Optimizer, got {opt!r} of type {type(opt).__name__}.")
@@ -123,9 +121,8 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     ) -> list[tuple[Gradient, tf.Variable]]:
         """As in `tfmp.LossScaleOptimizer`; the arguments are those of `tf.compat.v1.train.Optimizer`.
 
-        With is_distributed=True under Horovod the gradients are the mean over its processes. The exception is
-        `accumulation_steps` greater than 1 without Horovod's own optimizer: then `apply_gradients` averages each window
-        when it ends.
+        With is_distributed=True the gradients are the mean over Horovod's processes. With `accumulation_steps`, unless
+        Horovod's own optimizer averages, `apply_gradients` averages each window instead.
 
         Raises:
             ValueError: is_distributed=True, and nothing distributes the training; or `aggregation_dtype` was given, and
@@ -146,12 +143,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         grads, variables = [grad for grad, _ in grads_and_vars], [variable for _, variable in grads_and_vars]
         names = names_of(variables)
         if self._sparse_as_dense:
-            # As in tf.contrib this comes before unscaling: rows with the same index are summed in the type of the
-            # scaled gradients, and their sum may overflow.
+            # Before unscaling, as in tf.contrib: rows are summed in the type of scaled gradients, and may overflow.
             grads = [arithmetic.densify(grad) for grad in grads]
         lists.refuse_complex(grads, names)
         if self._is_of_horovod:
-            # Horovod's optimizer averages the gradients itself.
             self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
             grads = self._scaler.mean_over_workers(grads, names, self._scaler.distribution())
@@ -169,23 +164,21 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         Args:
             grads_and_vars: Pairs of an unscaled gradient and its variable, as `compute_gradients` returns them.
             global_step: The step counter. It goes up by exactly one if the step is applied, whether or not the
-                wrapped optimizer advances it, and stays if the step is skipped. It counts windows, not micro-batches.
+                wrapped optimizer advances it. It counts windows, not micro-batches.
             name: A name for the wrapped optimizer's op.
 
         Raises:
             TypeError: Also if `global_step` is not a variable.
-            ValueError: Also if there are no pairs; if a variable is a reference variable and control flow v2 is
-                enabled, which cannot update it conditionally; or if a variable gets a gradient and had none when the
-                `tf.function` that ends the window was traced.
+            ValueError: Also if there are no pairs; if control flow v2 is enabled with a reference variable; or if a
+                variable gets a gradient and had none when the `tf.function` that ends the window was traced.
             NotImplementedError: Also if gradients are accumulated in a graph under a strategy of several workers.
         """
         pairs = lists.pairs(grads_and_vars)
         grads, variables = lists.of_tensors(grad for grad, _ in pairs), [variable for _, variable in pairs]
         _validate(grads, variables, global_step)
         self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-        # The full name of the conditional's scope, which a branch of control flow v2 does not inherit. Checkpoints of
-        # tf.contrib have variables below it, such as `cond/beta1_power`. It is asked for before the scale is read: the
-        # manager of a user may have a conditional for that.
+        # Checkpoints of tf.contrib have variables such as `cond/beta1_power`; a branch of control flow v2 inherits no
+        # scope. A user's manager may have a conditional to read the scale, so the name is taken first.
         name_scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
         facts = self._scaler.facts()
         is_averaged = not self._averages_when_applying() or self._is_of_horovod
@@ -211,14 +204,10 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
 
     @property
     def _is_of_horovod(self) -> bool:
-        # Horovod's optimizer is inside this one, or around it.
         return super()._is_of_horovod or called_by_horovods(self)
 
     def _averages_when_applying(self) -> bool:
-        """Return whether Horovod's workers average the gradients that are applied, not those that are computed.
-
-        A subclass for a script that accumulates gradients by itself may override this method.
-        """
+        """Return whether `apply_gradients` averages; a subclass that accumulates by itself may override this."""
         return self._accumulators.is_on and not tf.distribute.has_strategy()
 
     def _settings(self) -> dict[str, Any]:
@@ -234,8 +223,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
     variables = of_inner("variables")
 
     def _trackable_children(self, *args: object, **kwargs: object) -> NoReturn:
-        # Only tf.train.Checkpoint calls this private method. It would save the slots twice, once for each of the two
-        # optimizers, and restore them to the wrong one.
+        # A tf.train.Checkpoint would save the slots once for each of the two optimizers, and restore the wrong ones.
         raise NotImplementedError(
             "a tf.train.Checkpoint cannot hold this tfmp.LossScaleOptimizer: give it the wrapped optimizer and the "
             "manager, tf.train.Checkpoint(optimizer=opt, manager=manager), and, with accumulation_steps, "
@@ -281,6 +269,5 @@ def _record_train_op(step: tf.Operation) -> None:
             return
         graph = tf.compat.v1.get_default_graph()
         collection = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
-        # The wrapped optimizer added its own op. If that op is in a branch of control flow v2, it belongs to another
-        # graph, and a saved graph whose collections name such an op cannot be loaded; so it is removed.
+        # The wrapped optimizer's own op may be in a branch of control flow v2: the saved graph could not be loaded.
         collection[:] = [op for op in [*collection, step] if op.graph is graph]
