@@ -32,7 +32,7 @@ def _of(module: str) -> Any:  # noqa: ANN401 - a module, whose names type checke
 #: The functions that import a class for one version of Keras, by the name that saved models have for it.
 _CLASSES: dict[str, Callable[[ModuleType], Any]] = {
     "HalfState": lambda keras: _of("optimizer_state.half_state").half_state_base(keras),
-    "LossScaleOptimizer": lambda keras: _of("optimizers.front_ends").front_end_of(keras),
+    "LossScaleOptimizer": lambda keras: _of("hosts.front_ends").front_end_of(keras),
     "Recompute": lambda keras: _of("recomputation.layers.layer").recompute_class(keras),
     "RecomputedModel": lambda keras: _of("recomputation.layers.same_class").recomputed_class(keras, keras.Model),
 }

@@ -27,7 +27,7 @@ def _here() -> str:
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
-    return f"test_messages.py:{frame.f_back.f_lineno}"
+    return f"{Path(__file__).name}:{frame.f_back.f_lineno}"
 
 
 @pytest.mark.graph
