@@ -7,6 +7,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -91,6 +92,34 @@ def test_optimizer_that_is_passed_stays_as_it_is_and_its_settings_hold_for_the_o
     assert [name for name, value in vars(passed).items() if value is not before[name]] == []
     assert (int(passed.iterations), int(half.iterations), passed.built) == (3, 4, False)
     assert 7.0 in values(half.variables)
+
+
+class _WithRateAndListOfItsOwn(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
+    def __init__(self) -> None:
+        super().__init__(learning_rate=self.rate, momentum=0.5)
+        self.slow: list[Any] = []
+        self.count = tf.Variable(7)
+
+    def rate(self) -> tf.Tensor:
+        return 1.0 / (1.0 + tf.cast(self.iterations.value, tf.float32))
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.slow += [self.add_variable_from_reference(each, name="slow") for each in variables]
+
+
+def test_methods_and_lists_of_a_users_class_are_of_the_optimizer_that_has_them(tmp_path: Path) -> None:
+    variables, passed = kernel_and_bias(keras), _WithRateAndListOfItsOwn()
+    half = tfmp.half_state(passed)
+    half.apply([tf.zeros([2, 2]), tf.zeros([2])], variables)
+    assert (float(half.learning_rate), float(passed.learning_rate)) == (0.5, 1)
+    assert (len(half.slow), len(passed.slow), len(passed.variables)) == (
+        2,
+        0,
+        len(_WithRateAndListOfItsOwn().variables),
+    )
+    saved = tf.train.list_variables(tf.train.Checkpoint(half=half).save(tmp_path / "half"))
+    assert [name for name, _ in saved if name.startswith("half/count/")]
 
 
 class _WithSlotsOfItsOwn(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types

@@ -20,7 +20,7 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
     An optimizer such as Adam keeps two float32 numbers for each weight. In half precision they take half of that
     memory, in checkpoints too. All arithmetic stays in float32: a step reads a slot as float32, computes as usual, and
     rounds what it stores. The optimizer that you pass stays as it is; the returned one has its settings, and variables
-    of its own.
+    of its own, but for those that a class of yours makes in its constructor, which both have.
 
     If you name no slots, all that can be are stored in bfloat16 with stochastic rounding: the first moments, and the
     second moments and sums of squares. This is the sound choice where nothing is known of the training. Slots of other

@@ -1,8 +1,10 @@
 """Optimizers of Keras 3 whose slots are in half precision."""
 
 import contextlib
+import copy
 import functools
 import math
+import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -70,19 +72,26 @@ def _unbuilt_copy(optimizer: _Keras, to_class: _Keras, **attributes: object) -> 
 
     A configuration would not do: it leaves out what `exclude_from_weight_decay` sets, and not each schedule has one.
     """
-    copied, rate = object.__new__(to_class), optimizer._learning_rate
+    copied = object.__new__(to_class)
+
+    def own(value: Any) -> Any:  # noqa: ANN401 - any attribute
+        if isinstance(value, types.MethodType) and value.__self__ is optimizer:
+            return types.MethodType(value.__func__, copied)
+        return copy.copy(value) if isinstance(value, list | dict | set) else value
+
+    rate = own(optimizer._learning_rate)
     in_scope = contextlib.nullcontext() if tf.distribute.has_strategy() else optimizer._distribution_strategy.scope()
     with in_scope:
         new = keras.optimizers.Optimizer(0.0 if hasattr(rate, "assign") else rate, name=optimizer.name)
     # Beside its settings, a new optimizer has its variables and what keeps track of them.
     state = {name: value for name, value in vars(new).items() if not isinstance(value, str | int | float | None)}
-    object.__setattr__(copied, "__dict__", {**vars(optimizer), **state, **attributes})
-    own, others = optimizer.variables[: len(new.variables)], optimizer.variables[len(new.variables) :]
-    for variable, value in zip(new.variables, own, strict=True):
+    object.__setattr__(copied, "__dict__", state)
+    for name, value in {**vars(optimizer), **attributes}.items():
+        # Keras keeps track of what it sees being set. What a user's class makes in its constructor, both have.
+        if name not in state:
+            setattr(copied, name, own(value))
+    for variable, value in zip(new.variables, optimizer.variables, strict=False):
         variable.assign(value)
-    # What a class of the user's makes in its constructor, which attributes of that class refer to.
-    for variable in others:
-        copied._track_variable(variable)
     return copied
 
 
