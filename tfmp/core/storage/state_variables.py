@@ -41,10 +41,7 @@ class StateVariables(tf.Module, Generic[State]):
         self.is_hosted = False
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Move the state of eager code, with its current values, into variables of a host that saves them.
-
-        The host is for example a Keras optimizer. A state that is already in variables of a host is refused.
-        """
+        """Move the state of eager code, once, into variables of a host that saves them, such as a Keras optimizer."""
         if self.is_hosted:
             raise ValueError(
                 "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
@@ -58,16 +55,12 @@ class StateVariables(tf.Module, Generic[State]):
 
     def create(self) -> State:
         """Return the variables of the current graph, or of eager code; make them on the first call."""
-        return self._here()[0]
-
-    def _here(self) -> tuple[State, State | None]:
-        """Return the variables and, in a graph, what `read` returns at its top level."""
         with tf.init_scope():
             if not tf.executing_eagerly():
-                return self._in_graph.get()
+                return self._in_graph.get()[0]
             if self.values is None:
                 self.values = outside_of_functions(lambda: self._make(_add_in_eager_code, self._initial))
-            return self.values, None
+            return self.values
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that were made in the current graph; none in eager code."""
@@ -88,9 +81,9 @@ class StateVariables(tf.Module, Generic[State]):
         return self._values([field])[0]
 
     def _values(self, fields: Sequence[str]) -> list[tf.Tensor]:
-        variables, at_top_level = self._here()
-        if at_top_level is not None and at_top_level_of_graph():
-            return [getattr(at_top_level, field) for field in fields]
+        variables = self.create()
+        if at_top_level_of_graph():
+            return [getattr(self._in_graph.get()[1], field) for field in fields]
         return self._read(variables, fields)
 
     def _read(self, variables: State, fields: Sequence[str]) -> list[tf.Tensor]:
@@ -108,7 +101,7 @@ class StateVariables(tf.Module, Generic[State]):
 
     def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed."""
-        variables, _ = self._here()
+        variables = self.create()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
