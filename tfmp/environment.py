@@ -17,8 +17,7 @@ PACKAGES = (
 )
 
 
-#: The oldest and the newest Python and Keras that are supported with each version of TensorFlow. tf_keras has its own
-#: version.
+#: The oldest and the newest Python and Keras for each TensorFlow; tf_keras has the version of TensorFlow.
 #: `docs/reference/versions.md` has the same table.
 SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
     (2, 15): (((3, 10), (3, 11)), ((2, 15), (2, 15))),
@@ -30,9 +29,8 @@ SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
     (2, 21): (((3, 10), (3, 13)), ((3, 12), (3, 15))),
 }
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = min(SUPPORTED), max(SUPPORTED)
-# TensorFlow 2.18 and 2.19 require Keras 3.5 themselves. TensorFlow 2.16 and 2.17 accept older versions, but no user
-# needs these: Keras 3.0 cannot declare how replicas share a variable, and before 3.5 a variable cannot be used as a
-# Python number.
+# TensorFlow 2.16 and 2.17 accept older versions. But Keras 3.0 cannot declare how replicas share a variable, and before
+# 3.5 a variable cannot be used as a Python number.
 _OLDEST_KERAS3 = min(oldest for _, (oldest, _) in SUPPORTED.values() if oldest >= (3,))
 _HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
 

@@ -28,10 +28,9 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
 def outside_of_functions(make: Callable[[], Returned]) -> Returned:
     """Make variables eagerly, also while a `tf.function` is traced.
 
-    While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
-    variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
-    The variables are therefore made in a new thread, in the scope of the strategy here. `make` must not depend on what
-    TensorFlow and Keras keep for each thread, such as a name scope.
+    The graph of a `tf.function` that is traced makes all variables, even under `tf.init_scope`: TensorFlow then traces
+    twice, or in a later trace raises an error. So they are made in a new thread, in the scope of the strategy here.
+    `make` must not depend on what TensorFlow and Keras keep for each thread, such as a name scope.
     """
     with tf.init_scope():
         is_traced = tf.executing_eagerly() and tf.compat.v1.get_default_graph().building_function

@@ -152,9 +152,8 @@ class _SinceApplied:
         return number is not None and any(loss < number < result for loss, result in self._spans if result is not None)
 
 
-#: Parts of the types of ops whose values may come from elsewhere than their inputs, and of those that stand for the
-#: arguments and captures of a function. Gradients that depend on such an op may depend on the scale although the graph
-#: does not show it, so there is no warning.
+#: Parts of the types of ops whose values may come from elsewhere than their inputs, or stand for what a function is
+#: given or captures. Gradients that depend on one may depend on the scale unseen, so there is no warning.
 _VALUES_FROM_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray", "Placeholder", "VarHandleOp", "Variable")
 #: The files of TensorFlow that compute gradients, and the types of the op with which such a computation begins: a
 #: tensor of ones in the shape of the loss, the gradient of the loss with respect to itself.

@@ -150,9 +150,8 @@ class LossScaleCallback(keras.callbacks.Callback):
     def set_params(self, params: dict[str, Any]) -> None:
         """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch."""
         super().set_params(params)
-        # Private API of Keras 2, which converts the logs of every batch to numbers, and so waits for the device, unless
-        # this attribute is True for all callbacks that it calls after a batch. Its CallbackList reads the attribute
-        # after this method returns. With verbose=1 the progress bar waits in any case, and shall show our values.
+        # Private API of Keras 2: it converts the logs of each batch to numbers, and so waits for the device, unless
+        # this is True for all callbacks when this method returns. With verbose=1 the progress bar waits anyway.
         self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -190,8 +189,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             recording = self._ranges.after_steps(self._batches - before)
             if recording is not None:
                 self._reporter.record(recording, self._step())
-        # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
-        # more than the metrics, so nothing may be added to it.
+        # Keras 2 passes tensors, in a dictionary that becomes the logs of the epoch if anything is added to it.
         is_read = not any(isinstance(value, tf.Tensor) for value in (logs or {}).values())
         is_due = self._batches // self._every_n_steps > before // self._every_n_steps
         self._tell(logs, is_read=is_read, is_due=is_due)

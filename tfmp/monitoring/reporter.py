@@ -66,10 +66,7 @@ class Reporter:
     def begin(
         self, summaries: FitSummaries | GraphSummaries, before: Sequence[StepValues] = (), *, several: bool
     ) -> None:
-        """Begin with a training run, and leave out of all messages what was counted before it.
-
-        `several` tells whether several processes take each step together.
-        """
+        """Begin with a training run, perhaps of `several` processes; leave out what was counted before it."""
         self._summaries = summaries
         self._stuck.start(several=several)
         self._seen: dict[Hashable, Any] = {}

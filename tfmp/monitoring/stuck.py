@@ -133,9 +133,8 @@ class StuckWatch:
     def start(self, *, several: bool = False) -> None:
         """Forget all earlier reports, because a new training run begins, perhaps of `several` processes together."""
         self._several = several
-        # A streak is known by the number of applied steps, because an applied step ends it. Here are the streaks of the
-        # last warnings, those about the loss of this process alone apart: such a warning must not keep this process
-        # from stopping later in the streak, when all the others stop.
+        # The streaks of the last warnings, known by their number of applied steps. Those about the loss of this process
+        # alone are apart: they must not keep it from stopping later in the streak, together with the others.
         self._reported: dict[tuple[LossScaleManager, bool], int] = {}
         #: The streak at the floor, and how many of its steps were skipped when it was first seen there.
         self._at_floor: dict[LossScaleManager, tuple[int, int]] = {}

@@ -139,13 +139,6 @@ def half_settings(slots: Mapping[str, str] | None, rounding: str | None, seed: i
 
     `slots` are the types by the names of the slots, or None for all slots that can be in half precision. `rounding` is
     "nearest" by default, or "stochastic" if `slots` is None.
-
-    Examples:
-        >>> half_settings({"velocity": "bfloat16"}, "nearest", 0)
-        Traceback (most recent call last):
-            ...
-        ValueError: velocity='bfloat16' needs rounding='stochastic': a step changes this slot by less than half the
-        distance between two numbers of bfloat16, so that it would stay where it is.
     """
     rounding = rounding or ("stochastic" if slots is None else "nearest")
     if rounding not in ("nearest", "stochastic"):

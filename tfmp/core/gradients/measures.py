@@ -37,8 +37,7 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
         otherwise                         True
 
-    Values in half precision are looked at one by one, which is equally fast, and so are few values, which takes fewer
-    ops.
+    Values in half precision, and few values, are looked at one by one: that is as fast, or takes fewer ops.
     """
     values = _joined(values_of(grads))
     summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
@@ -78,10 +77,7 @@ def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
 
 
 def are_suspect(grads: Gradients) -> tf.Tensor:
-    """Return, for each large gradient that is not in half precision, whether its sum of squares is not finite.
-
-    If a graph also contains `all_finite` of the same gradients, TensorFlow computes the same sums once.
-    """
+    """Return, for each large gradient that is not in half precision, whether its sum of squares is not finite."""
     return tf.logical_not(tf.math.is_finite(_halves_of_square_sums(list(filter(_is_summed, values_of(grads))))))
 
 
@@ -181,8 +177,7 @@ def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 def _halves_of_square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor, in float64; half, because the fast `tf.nn.l2_loss` gives that.
 
-    A sum is computed in the dtype of its tensor, or in float32 if that is in half precision. If a graph contains it
-    several times, TensorFlow computes it once.
+    A sum is computed in the dtype of its tensor, or in float32 if that is in half precision.
     """
 
     def half(wide: tf.Tensor) -> tf.Tensor:

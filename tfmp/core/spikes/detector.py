@@ -145,10 +145,6 @@ class SpikeDetector(tf.Module):
 
         Its one entry, `states`, has the norms of the window and three counts for each optimizer, in the order of their
         first steps.
-
-        Examples:
-            >>> SpikeDetector().state_dict()
-            {'states': []}
         """
         return {"states": [state.numbers() for state in self.states]}
 
@@ -157,8 +153,7 @@ class SpikeDetector(tf.Module):
 
         Raises:
             TypeError: `state_dict` is not such a dictionary, or holds something else than numbers.
-            ValueError: It is from a detector with another window, or a number is out of range. The state is then
-                unchanged.
+            ValueError: It has another window, or a number is out of range. The state is then unchanged.
         """
         self.loading(state_dict)()
 
