@@ -43,10 +43,8 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
     summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
     looked_at = [each for each in values if each.dtype in HALF_TYPES or not summed]
     flags = [*_each_finite(looked_at, addends), *([_finite_by_sums(summed, addends)] if summed else [])]
-    return _all(flags) if flags else tf.constant(True)
-
-
-def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    if not flags:
+        return tf.constant(True)
     return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
 
@@ -56,18 +54,17 @@ def _finite_by_sums(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     undecided = tf.logical_and(tf.reduce_any(are_infinite), tf.logical_not(tf.reduce_any(tf.math.is_nan(halves))))
 
     def look() -> tf.Tensor:
-        return _all(_each_finite(values if within_xla() else _rows_where(are_infinite, values), addends))
+        looked_at = values if within_xla() else _rows_where(are_infinite, values)
+        return tf.reduce_all(tf.stack(_each_finite(looked_at, addends)))
 
     # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
     return computed_if(undecided, look, tf.reduce_all(tf.math.is_finite(halves)))
 
 
 def _each_finite(values: Sequence[tf.Tensor], addends: int) -> list[tf.Tensor]:
-    def stays_finite(values: tf.Tensor) -> tf.Tensor:
-        finite = tf.math.is_finite(values)
-        return finite if addends == 1 else tf.logical_and(finite, tf.logical_not(overflows_in_sum(values, addends)))
-
-    return [tf.reduce_all(stays_finite(each)) for each in values]
+    if addends == 1:
+        return [tf.reduce_all(tf.math.is_finite(each)) for each in values]
+    return [tf.reduce_all(tf.math.is_finite(each) & ~overflows_in_sum(each, addends)) for each in values]
 
 
 def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:

@@ -23,8 +23,7 @@ from tfmp.types import Done, Gradient, Gradients
 class Step(NamedTuple):
     """One step of an optimizer on one replica; `step_of` decides how it runs, and `take` takes it.
 
-    A strategy calls `apply` and `counts` of the first replica's step for all replicas. So they get what each replica
-    holds as an argument.
+    A strategy calls `apply` of the first replica's step for all replicas, so it gets what each of them holds.
     """
 
     adapter: OptimizerAdapter
@@ -60,11 +59,6 @@ class Step(NamedTuple):
             return self.adapter.apply(held.grads)
         # In a program, dividing by 1 costs nothing.
         return self.program.run(held.grads, tf.ones([]) if self.loss_scale is None else self.loss_scale, held.norm)
-
-    def counts(self, held: "Held") -> tf.Tensor:
-        """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
-        counts = self.gradient_check.counts(held.grads, held.are_suspect)
-        return counts if held.window_counts is None else counts + held.window_counts
 
 
 class Held(NamedTuple):
@@ -224,7 +218,8 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
         return tf.group(step.apply(held), record(held.window_counts))
 
     def count(held: Held) -> Done:
-        return record(step.counts(held))
+        counts = step.gradient_check.counts(held.grads, held.are_suspect)
+        return record(counts if held.window_counts is None else counts + held.window_counts)
 
     if look is None:
         return distribution.conditional_update(found.applied, held, apply, count)

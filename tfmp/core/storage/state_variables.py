@@ -70,9 +70,8 @@ class StateVariables(tf.Module, Generic[State]):
     def read(self) -> State:
         """Return the state as tensors.
 
-        At the top level of a graph, every call returns the same tensors, so that a loop that calls this method does not
-        add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
-        call adds new ops that read the variables.
+        At the top level of a graph, every call returns the same tensors, so that a loop of calls adds no ops. Under
+        control dependencies and in conditionals, where the time of the read matters, every call adds ops that read.
         """
         return self._like(self._values(self._initial._fields))
 
@@ -81,10 +80,9 @@ class StateVariables(tf.Module, Generic[State]):
         return self._values([field])[0]
 
     def _values(self, fields: Sequence[str]) -> list[tf.Tensor]:
-        variables = self.create()
         if at_top_level_of_graph():
             return [getattr(self._in_graph.get()[1], field) for field in fields]
-        return self._read(variables, fields)
+        return self._read(self.create(), fields)
 
     def _read(self, variables: State, fields: Sequence[str]) -> list[tf.Tensor]:
         wanted = [getattr(variables, field) for field in fields]
@@ -153,8 +151,8 @@ def _add_in_eager_code(name: str, initial_value: np.generic | np.ndarray) -> tf.
 class InCheckpoint(tf.Module):
     """A value that checkpoints hold like that of a variable: `read` returns it, `restore` gets a saved one.
 
-    The value has no shape or type of its own, so a checkpoint of a variable is restored whatever these are. What
-    `restore` returns is run when a session restores the checkpoint.
+    The value has no shape or type of its own, so it accepts that of any variable. A session that restores the
+    checkpoint runs what `restore` returns.
     """
 
     def __init__(self, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Done]) -> None:
