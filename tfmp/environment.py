@@ -16,7 +16,6 @@ PACKAGES = (
     *("numpy", "protobuf", "jax", "libcst", "matplotlib", "tqdm"),
 )
 
-
 #: The oldest and the newest Python and Keras for each TensorFlow; tf_keras has the version of TensorFlow.
 #: `docs/reference/versions.md` has the same table.
 SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
@@ -36,12 +35,7 @@ _HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it.
-
-    Examples:
-        >>> require("json", extra="examples").dumps([1])
-        '[1]'
-    """
+    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -113,8 +107,6 @@ def problems(versions: Mapping[str, str]) -> list[str]:
     """Return what of an installation is not supported, a sentence for each problem.
 
     Examples:
-        >>> problems({"Python": "3.11.7", "tensorflow": "2.15.1", "keras": "2.15.0"})
-        []
         >>> problems({"Python": "3.12.1", "tensorflow": "2.15.1", "keras": "2.15.0"})
         ['Python 3.12.1 is not supported with TensorFlow 2.15: use 3.10 to 3.11.']
     """

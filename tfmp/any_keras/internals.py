@@ -136,7 +136,7 @@ def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
 
 
 def set_trainable_of_itself(layer: _Layer, trainable: bool) -> None:
-    """Set whether a layer is trained, and, unlike in public, none in it: `Layer._trainable` of Keras 3 and 2."""
+    """Set whether a layer alone is trained: `Layer._trainable` of Keras 3 and 2. In public, its layers are set too."""
     layer._trainable = trainable
 
 
@@ -247,7 +247,7 @@ def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
 
 
 def loss_of_function(keras: ModuleType, function: Callable[..., Any]) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the loss that `compile` makes of a function: `LossFunctionWrapper` of Keras 3 and 2, a base in public."""
+    """Return the loss that `compile` makes of a function: `LossFunctionWrapper` of Keras 3 and 2, no public name."""
     return keras.losses.MeanSquaredError.__bases__[0](function)
 
 
@@ -339,8 +339,7 @@ def class_of_legacy_wrappers(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras 
 
     `LossScaleOptimizer` in `keras.src.mixed_precision` of Keras 2. The public class of this name is its base.
     """
-    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.loss_scale_optimizer")
-    return module.LossScaleOptimizer
+    return importlib.import_module(f"{keras.__name__}.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
 
 
 def initialize_with_session(keras: ModuleType, variables: Iterable[tf.Variable]) -> None:

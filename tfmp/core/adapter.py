@@ -136,8 +136,8 @@ def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
 def takes_float32_gradients(optimizer: object) -> bool:
     """Return whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
 
-    Such an optimizer computes in float32. In the type of the variable, small gradients would be 0. An optimizer that
-    Horovod wraps is asked itself; of a MultiOptimizer of Keras, it is enough that one optimizer in it asks.
+    In the type of the variable, small gradients would be 0. An optimizer that Horovod wraps is asked itself; of a
+    MultiOptimizer of Keras, it is enough that one optimizer in it asks.
     """
     asked = without_horovods(optimizer)
     return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))

@@ -95,9 +95,8 @@ def computed_if(needed: tf.Tensor, compute: Callable[[], tf.Tensor], otherwise: 
 def within_xla_for_cpu() -> bool:
     """Return whether the running code is traced for XLA, and XLA will compile it for a CPU.
 
-    Then a loop of at most one iteration stands for a conditional: for CPUs, XLA copies what a conditional captures, and
-    the variables that it changes. For GPUs it is the other way round: nothing is copied, and the host would have to
-    wait for the condition of a loop.
+    Then a loop of at most one iteration stands for a conditional: for CPUs, XLA copies what a conditional captures
+    or changes. For GPUs it copies nothing, and the host would wait for the condition of a loop.
     """
     return within_xla() and not has_accelerator()
 
@@ -108,8 +107,5 @@ def has_apple_gpu() -> bool:
 
 
 def has_accelerator() -> bool:
-    """Return whether there is a device that is not a CPU.
-
-    Where a program will run is not known while it is traced, but it can only be a device that is there.
-    """
+    """Return whether there is a device that is not a CPU; where a program will run is not known while it is traced."""
     return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())

@@ -30,10 +30,9 @@ class LoopRecord:
         Keras 2    get_scaled_loss    get_unscaled_gradients    apply_gradients
         Keras 3    scale_loss                                   apply_gradients, which unscales
 
-    `apply_gradients` cannot tell from the gradients alone whether it must unscale them, so it asks which method was
-    called last. All replicas call the same methods in the same order, so one record serves them all.
-    `compute_gradients` of Keras 2 scales and unscales by itself. It is remembered under its own name, because Horovod's
-    optimizer averages gradients in `compute_gradients` and nowhere else.
+    Gradients do not tell `apply_gradients` whether it must unscale them; the method that was called last does. All
+    replicas call the same methods in the same order, so one record serves them all. `compute_gradients` of Keras 2,
+    which scales and unscales by itself, has a name of its own: Horovod's optimizer averages gradients only there.
     """
 
     def __init__(self) -> None:

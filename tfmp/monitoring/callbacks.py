@@ -63,14 +63,12 @@ class LossScaleCallback(keras.callbacks.Callback):
             the optimizer's `iterations`, or, if `scaler` is given, the number of its applied steps.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends `fit`, "raise"
             raises `LossScaleStuckError`.
-        stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
-            step.
+        stuck_after: Training is stuck after this many back-offs (reductions of the scale) without an applied step.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients and weights;
-            by default there are none. A recording counts the gradients of one step on the device; other steps only read
-            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the
-            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits; NaN
-            before the first recording. It also writes these and TensorBoard histograms, whose horizontal axis is the
-            exponent, to `summary_dir`. See the property `ranges`.
+            by default there are none. A recording counts the gradients of one step on the device. It adds
+            `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the shares of gradients that are
+            0, become 0 in float16 at the present loss scale, and lose bits; NaN before the first recording. It writes
+            these, and TensorBoard histograms over exponents, to `summary_dir`. See the property `ranges`.
         ranges_batch: Inputs and labels, as `fit` takes them. With them, each recording also runs this batch forward and
             backward, in the types and at the loss scale of the training, to count activations and their gradients. The
             shares are then those of all these gradients. The model must be compiled with a loss.

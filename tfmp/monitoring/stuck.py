@@ -115,9 +115,8 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy cla
 class StuckWatch:
     """Warns, stops or raises when training is stuck, once for each streak of skipped steps.
 
-    The watch sees a status only at each report. It counts the skipped steps at the floor from the first status of a
-    streak that finds the scale there, because the steps before that status may be the ones that lowered the scale to
-    its floor. A `FixedLossScaleManager` never lowers its scale, so its scale is not treated as a floor.
+    The watch sees a status only at each report. It counts the skipped steps at the floor from the first one of a streak
+    that finds the scale there: earlier steps may have lowered it. The scale of a `FixedLossScaleManager` is no floor.
 
     If several processes take each step together, a process that stops alone would leave the others waiting for it
     forever. So only the status may decide, which is the same on all of them.

@@ -61,5 +61,5 @@ def _not_constant(value: tf.Tensor) -> tf.Tensor:
     Horovod's ops (0.28.1) are not marked as stateful: TensorFlow runs one with a constant input while it optimizes a
     graph, for each set of fetches. A process that fetches a summary too would then wait forever for the others.
     """
-    # The timestamp is never negative, so this adds 0. TensorFlow knows that 0 times anything is a constant.
+    # The timestamp is never negative, so this adds 0. A product with 0 would be a constant to TensorFlow.
     return value + tf.cast(tf.timestamp() < 0, value.dtype)

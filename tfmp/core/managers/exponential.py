@@ -58,8 +58,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
 
     The state is in the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
     `steps_since_change`), which a `tf.compat.v1.train.Saver` saves in a graph, and
-    `tf.train.Checkpoint(manager=manager)` in eager mode. The settings can be read as attributes with the names of the
-    arguments. They cannot be changed, because functions that are traced already hold their values.
+    `tf.train.Checkpoint(manager=manager)` in eager mode. The settings are attributes, which cannot be changed.
 
     Args:
         init_loss_scale: The scale to start from, within the bounds. It may be far too high: BERT scripts use 2**32.

@@ -47,7 +47,7 @@ class Checked(NamedTuple):
     #: The gradients that were checked. A step that gets the same tensors does not read them again.
     grads: Gradients = ()
     #: True if the gradients are the mean of micro-batches that the detector has checked. The mean is then checked only
-    #: for infinities, NaN and overflow in the sum over the replicas, since it can be larger than each micro-batch.
+    #: for infinities, NaN and overflow in the sum over the replicas: a replica's part can exceed its micro-batches.
     of_window: bool = False
     #: The numbers of values that overflowed in the micro-batches on this replica, as `OverflowDetector.counts` returns
     #: them. None if there are no micro-batches.
@@ -158,10 +158,7 @@ class _Counts(NamedTuple):
 
 
 class OverflowCounts(tf.Module):
-    """The counts of the values that overflowed in the gradients of one list of variables.
-
-    They are stored in variables that a script need not initialize: they count from 0 in each session.
-    """
+    """The counts of values that overflowed in the gradients of a list of variables, from 0 in each session."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
