@@ -16,9 +16,7 @@ PACKAGES = (
     *("numpy", "protobuf", "jax", "libcst", "matplotlib", "tqdm"),
 )
 
-
-#: The oldest and the newest Python and Keras that are supported with each version of TensorFlow. tf_keras has its own
-#: version.
+#: The oldest and the newest Python and Keras for each TensorFlow; tf_keras has the version of TensorFlow.
 #: `docs/reference/versions.md` has the same table.
 SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
     (2, 15): (((3, 10), (3, 11)), ((2, 15), (2, 15))),
@@ -30,20 +28,14 @@ SUPPORTED: Mapping[_Release, tuple[_Range, _Range]] = {
     (2, 21): (((3, 10), (3, 13)), ((3, 12), (3, 15))),
 }
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = min(SUPPORTED), max(SUPPORTED)
-# TensorFlow 2.18 and 2.19 require Keras 3.5 themselves. TensorFlow 2.16 and 2.17 accept older versions, but no user
-# needs these: Keras 3.0 cannot declare how replicas share a variable, and before 3.5 a variable cannot be used as a
-# Python number.
+# TensorFlow 2.16 and 2.17 accept older versions. But Keras 3.0 cannot declare how replicas share a variable, and before
+# 3.5 a variable cannot be used as a Python number.
 _OLDEST_KERAS3 = min(oldest for _, (oldest, _) in SUPPORTED.values() if oldest >= (3,))
 _HOROVOD, _TENSORFLOW_OF_HOROVOD = "0.28.1", (2, 15)
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it.
-
-    Examples:
-        >>> require("json", extra="examples").dumps([1])
-        '[1]'
-    """
+    """Import a module of an optional package, or raise an error that names the extra of tfmp that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -115,8 +107,6 @@ def problems(versions: Mapping[str, str]) -> list[str]:
     """Return what of an installation is not supported, a sentence for each problem.
 
     Examples:
-        >>> problems({"Python": "3.11.7", "tensorflow": "2.15.1", "keras": "2.15.0"})
-        []
         >>> problems({"Python": "3.12.1", "tensorflow": "2.15.1", "keras": "2.15.0"})
         ['Python 3.12.1 is not supported with TensorFlow 2.15: use 3.10 to 3.11.']
     """

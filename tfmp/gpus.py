@@ -36,14 +36,7 @@ def build() -> str:
 
 
 def build_text(info: Mapping[str, Any]) -> str:
-    """Return what `tf.sysconfig.get_build_info` says as a few words.
-
-    Examples:
-        >>> build_text({"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"})
-        'with CUDA 12.5.1, cuDNN 9'
-        >>> build_text({"is_cuda_build": False})
-        'without CUDA'
-    """
+    """Return what `tf.sysconfig.get_build_info` says as a few words, such as `without CUDA`."""
     for platform, (is_built, versions) in _PLATFORMS.items():
         if info.get(is_built):
             known = [f"{name} {info[key]}" for name, key in versions.items() if key in info]

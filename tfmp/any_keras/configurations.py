@@ -1,9 +1,8 @@
 """Makes an object from a configuration that Keras saved, and imports nothing that the configuration names.
 
 `deserialize_keras_object` of Keras 2 imports the module of a class or function that it does not know, and runs what it
-finds there. Configurations come in files, perhaps from somebody else. So only classes and functions count that the
-program has already, also in configurations within the configuration: of layers, schedules, regularizers. Excepted are
-modules of Keras, TensorFlow and tfmp.
+finds there; and a file may be somebody else's. So only classes and functions count that the program has already, or
+that are of Keras, TensorFlow or tfmp; also in configurations within the configuration, as of schedules.
 """
 
 import sys

@@ -46,10 +46,7 @@ def functional_class(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras has no t
 
 
 def functional_of(keras: ModuleType, model: _Layer) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return a functional model, or the one in a sequential model of Keras 3 that is built; None for any other layer.
-
-    `Sequential._functional` of Keras 3.
-    """
+    """Return a functional model, or `_functional` of a built `Sequential` of Keras 3; None for any other layer."""
     found = model._functional if isinstance(model, keras.Sequential) and not is_keras2(keras) else model
     return found if isinstance(found, functional_class(keras)) else None
 
@@ -139,10 +136,7 @@ def own_weights(keras: ModuleType, layer: _Layer) -> list[Any]:
 
 
 def set_trainable_of_itself(layer: _Layer, trainable: bool) -> None:
-    """Set whether a layer is trained, but not, as the public setter, the layers in it.
-
-    `Layer._trainable` of Keras 3 and 2.
-    """
+    """Set whether a layer alone is trained: `Layer._trainable` of Keras 3 and 2. In public, its layers are set too."""
     layer._trainable = trainable
 
 
@@ -199,10 +193,7 @@ def put_dtype_policy(keras: ModuleType, layer: _Layer, policy: object) -> None:
 
 
 def policy_with_variables_in(keras: ModuleType, name: str, variable_dtype: str) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the policy of a name, by which variables are of another type than the name says.
-
-    `DTypePolicy._variable_dtype` of Keras 3.
-    """
+    """Return a policy with variables of another type than its name: `DTypePolicy._variable_dtype` of Keras 3."""
     policy = keras.DTypePolicy(name)
     policy._variable_dtype = variable_dtype
     return policy
@@ -256,10 +247,7 @@ def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
 
 
 def loss_of_function(keras: ModuleType, function: Callable[..., Any]) -> Any:  # noqa: ANN401 - Keras has no types
-    """Return the loss that `compile` makes of a function.
-
-    `LossFunctionWrapper` of Keras 3 and 2. The class is public only as the base of other losses.
-    """
+    """Return the loss that `compile` makes of a function: `LossFunctionWrapper` of Keras 3 and 2, no public name."""
     return keras.losses.MeanSquaredError.__bases__[0](function)
 
 
@@ -307,10 +295,7 @@ def learning_rate_or_schedule(optimizer: _Optimizer) -> Any:  # noqa: ANN401 - a
 
 
 def built_with(optimizer: _Optimizer) -> Collection[Any]:
-    """Return the variables that an optimizer was built with, of Keras 2 their keys.
-
-    `Optimizer._trainable_variables` of Keras 3 and `Optimizer._index_dict` of Keras 2.
-    """
+    """Return what an optimizer was built with: `_trainable_variables` of Keras 3, keys in `_index_dict` of Keras 2."""
     built: Collection[Any] = (
         optimizer._trainable_variables if is_optimizer_of_keras3(optimizer) else optimizer._index_dict
     )
@@ -354,8 +339,7 @@ def class_of_legacy_wrappers(keras: ModuleType) -> Any:  # noqa: ANN401 - Keras 
 
     `LossScaleOptimizer` in `keras.src.mixed_precision` of Keras 2. The public class of this name is its base.
     """
-    module = importlib.import_module(f"{keras.__name__}.src.mixed_precision.loss_scale_optimizer")
-    return module.LossScaleOptimizer
+    return importlib.import_module(f"{keras.__name__}.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
 
 
 def initialize_with_session(keras: ModuleType, variables: Iterable[tf.Variable]) -> None:

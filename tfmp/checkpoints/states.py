@@ -8,10 +8,9 @@ The names of the saved variables identify the system that saved them:
     current_loss_scale    good_steps               TensorFlow's own wrapper for TF1, and Keras 2
     dynamic_scale         step_counter             Keras 3
 
-A checkpoint of a `Saver` has these names as its keys. A checkpoint of `tf.train.Checkpoint` has an object with
-attributes of these names. In a weights file of Keras, tfmp's wrapper has a group of values with these names. Keras' own
-wrappers, and tfmp 0.2 and earlier, have none there: the keys are the positions of the optimizer's variables, so the
-system is identified by the types of the variables.
+In a checkpoint of a `Saver` they are the keys, in one of `tf.train.Checkpoint` the attributes of an object, in a file
+of Keras the names in a group of tfmp's wrapper. Keras' own wrappers, and tfmp 0.2 and earlier, have only the positions
+of variables there, whose types identify the system.
 """
 
 import os
@@ -235,8 +234,7 @@ _POSITIONS = (
     # Keras 3's own wrapper: iteration, learning rate, counter, scale.
     (_KERAS3.writer, re.compile(r"[il]f(?P<good>[il])(?P<scale>f)")),
     # tfmp's wrapper with an ExponentialUpdateLossScaleManager: iteration and learning rate (in Keras 3 only), scale,
-    # good steps, bad steps, with a tolerance also the steps since the last change. The outcomes of the steps follow:
-    # three counts and a flag.
+    # good steps, bad steps, with a tolerance also the steps since a change; three counts and a flag follow.
     ("tfmp", re.compile(r"(?:[il]f)?(?P<scale>f)(?P<good>i)(?P<bad>i)i?lllb")),
     # tfmp's wrapper with a LogMaxLossScaleManager: iteration and learning rate (in Keras 3 only), scale, mean,
     # variance, number of observations, margin, good steps. The outcomes of the steps follow.

@@ -19,9 +19,8 @@ class OptimizerAdapter:
     Horovod's workers, and is None if they are averaged already. `leaves_out_none` is False if the optimizer is also
     given the variables without a gradient, as without a wrapper.
 
-    An adapter never stores a gradient. Under a `tf.distribute` strategy each replica makes an adapter, but the
-    conditional calls only the adapter of the first replica, for all replicas. Anything that differs between replicas,
-    such as gradients, is therefore passed to the methods as an argument.
+    An adapter stores nothing that differs between replicas, such as gradients: the conditional calls only the adapter
+    of the first replica, for all replicas, and passes these as arguments.
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3, for reports and errors.
@@ -70,8 +69,7 @@ class OptimizerAdapter:
     def refuse_unknown_variables(self, grads: Gradients) -> None:
         """Raise the host's own error if the optimizer was built without one of the variables; `prepare` comes before.
 
-        The optimizer itself would raise it too, but the programs that tfmp makes of it need not call the method that
-        does.
+        The programs that tfmp makes of an optimizer need not call the method of it that raises this error.
         """
         del grads
 
@@ -138,8 +136,8 @@ def is_overwritten(variable: Any) -> bool:  # noqa: ANN401 - of any Keras
 def takes_float32_gradients(optimizer: object) -> bool:
     """Return whether an optimizer asks for float32 gradients of half-precision variables, as those of `tfmp.bert` do.
 
-    Such an optimizer computes in float32. In the type of the variable, small gradients would be 0. An optimizer that
-    Horovod wraps is asked itself; of a MultiOptimizer of Keras, it is enough that one optimizer in it asks.
+    In the type of the variable, small gradients would be 0. An optimizer that Horovod wraps is asked itself; of a
+    MultiOptimizer of Keras, it is enough that one optimizer in it asks.
     """
     asked = without_horovods(optimizer)
     return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))

@@ -18,8 +18,7 @@ _NO_GRADIENT = (str, bytes, Mapping, Sequence, Set)
 def gradients(grads: Iterable[Gradient]) -> list[Gradient]:
     """Return gradients as a list."""
     what = "a list of gradients, one for each variable"
-    single = "pass [grad] for a single one" if _is_array(grads) else "pass what tape.gradient(loss, variables) returns"
-    listed = items("grads", grads, what, single)
+    listed = items("grads", grads, what, "pass what tape.gradient(loss, variables) returns", single="grad")
     for grad in listed:
         if isinstance(grad, _NO_GRADIENT):
             raise TypeError(
@@ -64,8 +63,7 @@ def refuse_other_number(grads: Sequence[Gradient], variables: Sequence[Any]) -> 
 
 def variables(name: str, given: Iterable[Any]) -> list[Any]:
     """Return TensorFlow or Keras variables as a list; `name` is that of the argument, for the error message."""
-    advice = "pass [variable] for a single one" if _is_array(given) else "pass the variables to train"
-    listed = items(name, given, "a list of variables", advice)
+    listed = items(name, given, "a list of variables", "pass the variables to train", single="variable")
     for variable in listed:
         # No base class is common to the variables of TensorFlow, Keras 2 and Keras 3.
         if not hasattr(variable, "assign"):
@@ -98,15 +96,19 @@ def names(name: str, given: Iterable[Any], of: str = "names") -> list[Any]:
     return listed
 
 
-def items(name: str, given: Iterable[Any], what: str, advice: str) -> list[Any]:
+def items(name: str, given: Iterable[Any], what: str, advice: str, *, single: str | None = None) -> list[Any]:
     """Return the elements of an ordered iterable as a list; sets are refused, because they have no order.
 
     Strings, dicts, tensors and arrays are refused too: iterating over them would silently give letters, keys or rows.
-    The error says `what` the right argument is, and gives the user `advice`.
+    The error says `what` the right argument is, and gives `advice`; for an array, to pass it as a `single` element.
     """
+    # A variable of Keras 3 is not a TensorFlow tensor, so `tf.is_tensor` does not find it; yet it can be iterated.
+    is_array = tf.is_tensor(given) or isinstance(given, np.ndarray) or hasattr(given, "assign")
     # `set` and `frozenset` instead of `collections.abc.Set`: the keys and items of a dict are a `Set`, but ordered.
-    is_other = isinstance(given, str | bytes | Mapping | set | frozenset) or _is_array(given)
-    if is_other or not isinstance(given, Iterable):
+    is_other = isinstance(given, str | bytes | Mapping | set | frozenset)
+    if is_array and single is not None:
+        advice = f"pass [{single}] for a single one"
+    if is_array or is_other or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be {what}, got {_shown(given)}: {advice}.")
     return list(given)
 
@@ -131,11 +133,6 @@ def of_tensors(grads: Iterable[Gradient]) -> list[Gradient]:
         else grad
         for grad in grads
     ]
-
-
-def _is_array(value: object) -> bool:
-    # A variable of Keras 3 is not a TensorFlow tensor, so `tf.is_tensor` does not find it; yet it can be iterated.
-    return tf.is_tensor(value) or isinstance(value, np.ndarray) or hasattr(value, "assign")
 
 
 def _shown(value: object) -> str:

@@ -24,8 +24,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def visible_logger() -> logging.Logger:
     """Return the logger "tfmp", and make sure that its messages of level INFO are visible.
 
-    A user who adds a monitor wants to read its reports. So the level of the logger becomes INFO unless the program has
-    set one. If no handler would receive the messages, they go to standard error.
+    The level becomes INFO unless the program has set one; without a handler, messages go to standard error.
     """
     logger = logging.getLogger("tfmp")
     if logger.level == logging.NOTSET:

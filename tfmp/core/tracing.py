@@ -28,10 +28,9 @@ def without_autograph(function: Callable[Parameters, Returned]) -> Callable[Para
 def outside_of_functions(make: Callable[[], Returned]) -> Returned:
     """Make variables eagerly, also while a `tf.function` is traced.
 
-    While TensorFlow traces a `tf.function`, the function's graph makes all variables, even under `tf.init_scope`. If
-    variables are made in the first trace, TensorFlow traces the function twice; in a later trace they are an error.
-    The variables are therefore made in a new thread, in the scope of the strategy here. `make` must not depend on what
-    TensorFlow and Keras keep for each thread, such as a name scope.
+    The graph of a `tf.function` that is traced makes all variables, even under `tf.init_scope`: TensorFlow then traces
+    twice, or in a later trace raises an error. So they are made in a new thread, in the scope of the strategy here.
+    `make` must not depend on what TensorFlow and Keras keep for each thread, such as a name scope.
     """
     with tf.init_scope():
         is_traced = tf.executing_eagerly() and tf.compat.v1.get_default_graph().building_function
@@ -96,9 +95,8 @@ def computed_if(needed: tf.Tensor, compute: Callable[[], tf.Tensor], otherwise: 
 def within_xla_for_cpu() -> bool:
     """Return whether the running code is traced for XLA, and XLA will compile it for a CPU.
 
-    Then a loop of at most one iteration stands for a conditional: for CPUs, XLA copies what a conditional captures, and
-    the variables that it changes. For GPUs it is the other way round: nothing is copied, and the host would have to
-    wait for the condition of a loop.
+    Then a loop of at most one iteration stands for a conditional: for CPUs, XLA copies what a conditional captures
+    or changes. For GPUs it copies nothing, and the host would wait for the condition of a loop.
     """
     return within_xla() and not has_accelerator()
 
@@ -109,8 +107,5 @@ def has_apple_gpu() -> bool:
 
 
 def has_accelerator() -> bool:
-    """Return whether there is a device that is not a CPU.
-
-    Where a program will run is not known while it is traced, but it can only be a device that is there.
-    """
+    """Return whether there is a device that is not a CPU; where a program will run is not known while it is traced."""
     return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())

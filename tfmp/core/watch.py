@@ -30,10 +30,9 @@ class LoopRecord:
         Keras 2    get_scaled_loss    get_unscaled_gradients    apply_gradients
         Keras 3    scale_loss                                   apply_gradients, which unscales
 
-    `apply_gradients` cannot tell from the gradients alone whether it must unscale them, so it asks which method was
-    called last. All replicas call the same methods in the same order, so one record serves them all.
-    `compute_gradients` of Keras 2 scales and unscales by itself. It is remembered under its own name, because Horovod's
-    optimizer averages gradients in `compute_gradients` and nowhere else.
+    Gradients do not tell `apply_gradients` whether it must unscale them; the method that was called last does. All
+    replicas call the same methods in the same order, so one record serves them all. `compute_gradients` of Keras 2,
+    which scales and unscales by itself, has a name of its own: Horovod's optimizer averages gradients only there.
     """
 
     def __init__(self) -> None:
@@ -152,9 +151,8 @@ class _SinceApplied:
         return number is not None and any(loss < number < result for loss, result in self._spans if result is not None)
 
 
-#: Parts of the types of ops whose values may come from elsewhere than their inputs, and of those that stand for the
-#: arguments and captures of a function. Gradients that depend on such an op may depend on the scale although the graph
-#: does not show it, so there is no warning.
+#: Parts of the types of ops whose values may come from elsewhere than their inputs, or stand for what a function is
+#: given or captures. Gradients that depend on one may depend on the scale unseen, so there is no warning.
 _VALUES_FROM_ELSEWHERE = ("PyFunc", "StackPop", "TensorArray", "Placeholder", "VarHandleOp", "Variable")
 #: The files of TensorFlow that compute gradients, and the types of the op with which such a computation begins: a
 #: tensor of ones in the shape of the loss, the gradient of the loss with respect to itself.

@@ -63,14 +63,12 @@ class LossScaleCallback(keras.callbacks.Callback):
             the optimizer's `iterations`, or, if `scaler` is given, the number of its applied steps.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends `fit`, "raise"
             raises `LossScaleStuckError`.
-        stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
-            step.
+        stuck_after: Training is stuck after this many back-offs (reductions of the scale) without an applied step.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients and weights;
-            by default there are none. A recording counts the gradients of one step on the device; other steps only read
-            a flag. Each recording adds `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the
-            shares of gradients that are 0, that become 0 in float16 at the present loss scale, and that lose bits; NaN
-            before the first recording. It also writes these and TensorBoard histograms, whose horizontal axis is the
-            exponent, to `summary_dir`. See the property `ranges`.
+            by default there are none. A recording counts the gradients of one step on the device. It adds
+            `gradients_zero`, `gradients_lost` and `gradients_subnormal` to the logs: the shares of gradients that are
+            0, become 0 in float16 at the present loss scale, and lose bits; NaN before the first recording. It writes
+            these, and TensorBoard histograms over exponents, to `summary_dir`. See the property `ranges`.
         ranges_batch: Inputs and labels, as `fit` takes them. With them, each recording also runs this batch forward and
             backward, in the types and at the loss scale of the training, to count activations and their gradients. The
             shares are then those of all these gradients. The model must be compiled with a loss.
@@ -150,9 +148,8 @@ class LossScaleCallback(keras.callbacks.Callback):
     def set_params(self, params: dict[str, Any]) -> None:
         """Store the parameters of `fit`, and tell Keras 2 whether it must read the logs of each batch."""
         super().set_params(params)
-        # Private API of Keras 2, which converts the logs of every batch to numbers, and so waits for the device, unless
-        # this attribute is True for all callbacks that it calls after a batch. Its CallbackList reads the attribute
-        # after this method returns. With verbose=1 the progress bar waits in any case, and shall show our values.
+        # Private API of Keras 2: it converts the logs of each batch to numbers, and so waits for the device, unless
+        # this is True for all callbacks when this method returns. With verbose=1 the progress bar waits anyway.
         self._supports_tf_logs = params.get("verbose", 1) != 1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -190,8 +187,7 @@ class LossScaleCallback(keras.callbacks.Callback):
             recording = self._ranges.after_steps(self._batches - before)
             if recording is not None:
                 self._reporter.record(recording, self._step())
-        # Keras 2 passes tensors in a dictionary of its own. It would use that dictionary as the epoch's logs if it held
-        # more than the metrics, so nothing may be added to it.
+        # Keras 2 passes tensors, in a dictionary that becomes the logs of the epoch if anything is added to it.
         is_read = not any(isinstance(value, tf.Tensor) for value in (logs or {}).values())
         is_due = self._batches // self._every_n_steps > before // self._every_n_steps
         self._tell(logs, is_read=is_read, is_due=is_due)

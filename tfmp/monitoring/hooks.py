@@ -49,11 +49,10 @@ class LossScaleLoggingHook(tf.compat.v1.train.SessionRunHook):
         every_n_secs: The number of seconds between two reports, as an alternative to `every_n_steps`.
         summary_dir: A directory for TensorBoard summaries. Each report writes the fields of `tfmp.LossScaleStatus`
             there, `gradient_norm`, and `skipped_spikes` if there is a detector, with `global_step` as their step. By
-            default no summaries are written.
+            default there are none.
         on_stuck: What to do when training is stuck: "warn" logs a warning, "stop" logs it and ends the training,
             "raise" raises `LossScaleStuckError`. The report at the end of the session always warns only.
-        stuck_after: Training is stuck after this many back-offs (reductions of the scale) in a row without an applied
-            step.
+        stuck_after: Training is stuck after this many back-offs (reductions of the scale) without an applied step.
         loss: The unscaled loss, a tensor or its name, which is fetched with the step. By default the hook takes all
             losses that were scaled in the graph, for example by `compute_gradients`.
         ranges_every_n_steps: The number of steps between two recordings of the powers of two of gradients, weights and

@@ -66,10 +66,7 @@ class Reporter:
     def begin(
         self, summaries: FitSummaries | GraphSummaries, before: Sequence[StepValues] = (), *, several: bool
     ) -> None:
-        """Begin with a training run, and leave out of all messages what was counted before it.
-
-        `several` tells whether several processes take each step together.
-        """
+        """Begin with a training run, perhaps of `several` processes; leave out what was counted before it."""
         self._summaries = summaries
         self._stuck.start(several=several)
         self._seen: dict[Hashable, Any] = {}
@@ -128,7 +125,12 @@ class Reporter:
             spikes = [spike for at, spike in enumerate(each.spikes) if self._growth((index, "spike", at), spike.spikes)]
             news += [(logging.INFO, spike_sentence(spike)) for spike in spikes]
             if self._growth((index, "changes"), each.lasting_changes) > 0:
-                news.append((logging.WARNING, _changed_sentence(each.max_consecutive_skips)))
+                sentence = (
+                    "the number of spikes in a row reached max_consecutive_skips="
+                    f"{each.max_consecutive_skips}: the gradients have grown for good, or training diverges. Steps are "
+                    "applied until a norm is within the bound again."
+                )
+                news.append((logging.WARNING, sentence))
         return [(level, sentence) for level, sentence in news if sentence is not None]
 
     def _growth(self, key: Hashable, count: Any) -> Any:  # noqa: ANN401 - a number or an array
@@ -194,11 +196,4 @@ def spike_sentence(report: SpikeReport, at_most: int = 3) -> str:
     return (
         f"spike: gradient norm {report.norm:.4g} above the bound {report.bound:.4g}, from {largest}; "
         f"{report.spikes} skipped so far"
-    )
-
-
-def _changed_sentence(max_consecutive_skips: int) -> str:
-    return (
-        f"the number of spikes in a row reached max_consecutive_skips={max_consecutive_skips}: the gradients have "
-        "grown for good, or training diverges. Steps are applied until a norm is within the bound again."
     )

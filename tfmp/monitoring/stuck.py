@@ -115,9 +115,8 @@ def several_processes(strategy: Any) -> bool:  # noqa: ANN401 - the strategy cla
 class StuckWatch:
     """Warns, stops or raises when training is stuck, once for each streak of skipped steps.
 
-    The watch sees a status only at each report. It counts the skipped steps at the floor from the first status of a
-    streak that finds the scale there, because the steps before that status may be the ones that lowered the scale to
-    its floor. A `FixedLossScaleManager` never lowers its scale, so its scale is not treated as a floor.
+    The watch sees a status only at each report. It counts the skipped steps at the floor from the first one of a streak
+    that finds the scale there: earlier steps may have lowered it. The scale of a `FixedLossScaleManager` is no floor.
 
     If several processes take each step together, a process that stops alone would leave the others waiting for it
     forever. So only the status may decide, which is the same on all of them.
@@ -133,9 +132,8 @@ class StuckWatch:
     def start(self, *, several: bool = False) -> None:
         """Forget all earlier reports, because a new training run begins, perhaps of `several` processes together."""
         self._several = several
-        # A streak is known by the number of applied steps, because an applied step ends it. Here are the streaks of the
-        # last warnings, those about the loss of this process alone apart: such a warning must not keep this process
-        # from stopping later in the streak, when all the others stop.
+        # The streaks of the last warnings, known by their number of applied steps. Those about the loss of this process
+        # alone are apart: they must not keep it from stopping later in the streak, together with the others.
         self._reported: dict[tuple[LossScaleManager, bool], int] = {}
         #: The streak at the floor, and how many of its steps were skipped when it was first seen there.
         self._at_floor: dict[LossScaleManager, tuple[int, int]] = {}

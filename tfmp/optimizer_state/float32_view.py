@@ -18,9 +18,7 @@ class Float32View:
     """Reads a half-precision variable as float32, and rounds what is assigned to it.
 
     It has what the update of an optimizer uses of its variables: arithmetic, the ops of TensorFlow and Keras, and the
-    methods that assign. Each assignment stores a rounded value, which is what the next read returns.
-
-    `seed` returns the seed of a rounding, given the number of the view among those of its optimizer.
+    methods that assign. `seed` returns the seed of a rounding, given the number of the view in its optimizer.
 
     Examples:
         >>> m = Float32View(tf.Variable([1.0, 2.0], dtype=tf.bfloat16), seed=lambda number: None)

@@ -23,8 +23,7 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
     of its own, but for those that a class of yours makes in its constructor, which both have.
 
     If you name no slots, all that can be are stored in bfloat16 with stochastic rounding: the first moments, and the
-    second moments and sums of squares. This is the sound choice where nothing is known of the training. Slots of other
-    names, in optimizers of your own, stay in float32.
+    second moments and sums of squares. This suits a training of which nothing is known. Other slots stay in float32.
 
     The first moment, `momentum`, can be in float16 or bfloat16. All other slots, such as Adam's second moment, need
     bfloat16 and stochastic rounding: a step changes them by a thousandth, which rounding to the nearest number would
@@ -40,12 +39,12 @@ def half_state(optimizer: _Optimizer, *, rounding: str | None = None, seed: int 
             you name none. If you pass "stochastic" and no slots, only weights in half precision are rounded.
         seed: Where the random numbers of stochastic rounding start from, a whole number.
         **slots: The types, "float16" or "bfloat16", by the names that Keras gives the slots: `momentum`, `velocity`,
-            `velocity_hat`, `accumulator`, `norm` and others. By default all that can be in half precision.
+            `velocity_hat`, `accumulator`, `norm` and others.
 
     Returns:
-        The new optimizer, of a subclass of the class of `optimizer`. Wrap it in `tfmp.LossScaleOptimizer`, or step it
-        by a `tfmp.GradScaler`. Its method `state_bytes()` reports the memory of its slots. It is saved and loaded with
-        the types.
+        The new optimizer, of a subclass of the class of `optimizer`, with its settings and variables of its own. Wrap
+        it in `tfmp.LossScaleOptimizer`, or step it by a `tfmp.GradScaler`. Its method `state_bytes()` reports the
+        memory of its slots. It is saved and loaded with the types.
 
     Raises:
         TypeError: `optimizer` is not an optimizer of Keras 3.
@@ -91,12 +90,10 @@ def half_state_base(keras: ModuleType) -> type:
     return found
 
 
-#: The slot that follows the gradients themselves. Each step replaces a tenth of it or so, so that what rounding to the
-#: nearest value does to it is soon replaced, too.
+#: The slot that follows the gradients. Each step replaces a tenth of it or so, and with it what rounding did.
 _FIRST_MOMENT = "momentum"
 
-#: The slots of Keras' optimizers that are kept in half precision if none is named. Slots of other names, in optimizers
-#: that users wrote, may be anything, and stay in float32.
+#: The slots of Keras' optimizers that are kept in half precision if none is named. Others may be anything.
 _BY_DEFAULT = (
     *(_FIRST_MOMENT, "velocity", "velocity_hat", "norm", "accumulator", "linear"),
     *("accumulated_grad", "accumulated_delta_var"),
@@ -139,13 +136,6 @@ def half_settings(slots: Mapping[str, str] | None, rounding: str | None, seed: i
 
     `slots` are the types by the names of the slots, or None for all slots that can be in half precision. `rounding` is
     "nearest" by default, or "stochastic" if `slots` is None.
-
-    Examples:
-        >>> half_settings({"velocity": "bfloat16"}, "nearest", 0)
-        Traceback (most recent call last):
-            ...
-        ValueError: velocity='bfloat16' needs rounding='stochastic': a step changes this slot by less than half the
-        distance between two numbers of bfloat16, so that it would stay where it is.
     """
     rounding = rounding or ("stochastic" if slots is None else "nearest")
     if rounding not in ("nearest", "stochastic"):
@@ -198,14 +188,7 @@ class SlotBytes(NamedTuple):
 class StateBytes(NamedTuple):
     """The memory of an optimizer's slots, beside what they would take in float32; `str` shows it as a table.
 
-    The kinds of slots are in the order in which the optimizer made them.
-
-    Examples:
-        >>> momentum = SlotBytes("momentum", "bfloat16", 2048, 4096)
-        >>> print(StateBytes((momentum, SlotBytes("velocity", "float32", 4096, 4096))))
-        momentum  bfloat16  2,048 bytes  -50 %
-        velocity  float32   4,096 bytes
-        total               6,144 bytes  -25 %
+    The kinds of slots are in the order in which the optimizer made them; `tfmp.half_state` shows an example.
     """
 
     slots: tuple[SlotBytes, ...]

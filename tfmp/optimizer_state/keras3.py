@@ -265,8 +265,7 @@ class HalfState(_NextClass):
 def half_state_class(plain: _Keras) -> _Keras:
     """Return the class for optimizers of a class whose slots are in half precision.
 
-    A wrapper around the optimizer would have to pass on each setting and method of each class of optimizers, and would
-    be no instance of it. A subclass inherits them.
+    A wrapper would have to pass on each setting and method of each class of optimizers, and be no instance of it.
     """
     attributes = {"__doc__": plain.__doc__, "__module__": plain.__module__, "plain_class": plain}
     made = type(f"HalfState{plain.__name__}", (HalfState, plain), attributes)

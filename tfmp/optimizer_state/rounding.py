@@ -114,16 +114,9 @@ def _shifted(numbers: tf.Tensor, bits: int) -> tf.Tensor:
 def rounded_result(compute: Computation, values: Sequence[tf.Tensor], dtype: tf.DType, seed: Seed = None) -> tf.Tensor:
     """Convert values to float32, compute a result from them, and round it as `rounded` does.
 
-    Run one by one, each operation of the rounding reads and writes a tensor. XLA needs one pass for all of them. So
-    where XLA does not compile the surrounding code anyway, they run as a program of their own, which is traced once for
-    tensors of all shapes. Where XLA cannot be used, they run one by one. The result is the same.
-
-    Programs are kept for `compute`, such as `operator.add`, so it must be no new function in each call.
-
-    Examples:
-        >>> slot, delta = tf.constant([1.0, 2.0], tf.bfloat16), tf.constant([0.5, 0.001])
-        >>> rounded_result(operator.add, [slot, delta], tf.bfloat16).numpy().tolist()
-        [1.5, 2.0]
+    One by one, each operation of the rounding reads and writes a tensor; XLA needs one pass for all. So outside of XLA
+    they run as a program of their own, traced once for tensors of all shapes, with the same result. Programs are kept
+    for `compute`, such as `operator.add`, so it must be no new function in each call.
     """
     is_random, numbers = seed is not None, [tf.cast(number, tf.int64) for number in seed or ()]
     if not _can_be_program():

@@ -25,10 +25,7 @@ _SUPPORTED_STRATEGIES = (
 
 
 def current_distribution(is_distributed: bool) -> Distribution:
-    """Return the distribution of the step that is being built.
-
-    `is_distributed` is True if the user states that several devices train together.
-    """
+    """Return the distribution of the step being built; `is_distributed` if the user says several devices train."""
     horovod = running_horovod()
     if not tf.distribute.has_strategy():
         if not is_distributed:
@@ -66,9 +63,8 @@ def on_replica() -> bool:
 
 def current_replica() -> int | None:
     """Return the number of the replica on which the running code is called; None outside of replicas."""
-    # A replica is not identified by its thread: a strategy uses new threads in each run, and the operating system gives
-    # them numbers that other threads had before.
-    context = tf.distribute.get_replica_context() if on_replica() else None
+    # Not by its thread: a strategy uses new threads in each run, with numbers that other threads had before.
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     # A strategy that is refused later may not know the number while a function is traced.
     number = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
     return None if number is None else int(number)

@@ -48,18 +48,12 @@ class Distribution:
         return list(answers)
 
     def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        """Return the mean of the gradients over the replicas; unchanged if the optimizer sums gradients itself.
-
-        The gradients are sent in `dtype`; None means their own.
-        """
+        """Return the mean of the gradients, sent in `dtype` or in their own; unchanged if the optimizer sums them."""
         del names, dtype
         return list(grads)
 
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
-        """Return the sums of the gradients over the replicas, if an optimizer sums them when it applies them.
-
-        Otherwise the gradients are the same on all replicas already, and are returned unchanged.
-        """
+        """Return the sums of the gradients over the replicas; unchanged if they are the same on all already."""
         del names
         return list(grads)
 
@@ -74,10 +68,7 @@ class Distribution:
         return conditional_update(flag, held, if_true, if_false)
 
     def once(self, function: Callable[[], Returned]) -> Returned:
-        """Call a function once for all replicas, such as one that changes shared variables; all get its result.
-
-        The function must not use tensors that differ between replicas.
-        """
+        """Call a function once for all replicas; all get its result. It uses no tensors that differ between them."""
         return function()
 
 
@@ -111,16 +102,13 @@ class SeveralReplicas(Distribution):
 
 
 def forms_and_opposites(grads: Gradients) -> tf.Tensor:
-    """Return 1 for each form that a gradient has, and for each that it has not: what `alike_on_all` compares."""
+    """Return 1 for each form that a gradient has, and for each that it has not, which `alike_on_all` compares."""
     forms = arithmetic.forms(grads)
     return tf.cast(tf.stack([forms, tf.logical_not(forms)]), tf.float32)
 
 
 def alike_on_all(largest: tf.Tensor, names: Sequence[str]) -> Done:
-    """Raise an error unless the replicas have gradients of the same forms: the same are None, and the same are sparse.
-
-    `largest` is the largest of `forms_and_opposites` over the replicas. The error names the variables.
-    """
+    """Raise an error with the variables whose gradients differ in form; `largest` is of `forms_and_opposites`."""
     # Where two replicas differ, one has the form, and the other its opposite.
     alike = tf.reduce_all(tf.equal(largest[0] * largest[1], 0), axis=1)
     differing = tf.boolean_mask(list(names), tf.logical_not(alike))

@@ -40,8 +40,7 @@ class Horovod(SeveralReplicas):
 
     def _mean(self, grad: Gradient, name: str, dtype: tf.DType | None) -> Gradient:
         def part(values: tf.Tensor) -> tf.Tensor:
-            # The values are divided before the cast and the sum. So neither overflows, unless the mean itself is close
-            # to overflowing.
+            # Divided before the cast and the sum, so that neither overflows unless the mean nearly does.
             size = _not_constant(tf.constant(self._horovod.size(), values.dtype))
             return tf.cast(values / size, dtype or values.dtype)
 
@@ -50,8 +49,7 @@ class Horovod(SeveralReplicas):
 
         if not isinstance(grad, tf.IndexedSlices):
             return arithmetic.map_values(summed, grad)
-        # Sparse gradients are gathered: the result has the rows of all processes, and rows of one index are summed when
-        # they are applied.
+        # Sparse rows are gathered; those of one index are summed when they are applied.
         rows = self._horovod.allgather(part(grad.values), name=f"{name}_values")
         indices = self._horovod.allgather(_not_constant(grad.indices), name=f"{name}_indices")
         return tf.IndexedSlices(tf.cast(rows, grad.values.dtype), indices, grad.dense_shape)
@@ -60,10 +58,8 @@ class Horovod(SeveralReplicas):
 def _not_constant(value: tf.Tensor) -> tf.Tensor:
     """Return a tensor of the same value that TensorFlow does not recognize as a constant.
 
-    Horovod's ops (0.28.1) are not marked as stateful. If such an op has a constant input, TensorFlow runs the op while
-    it optimizes the graph, once for each set of fetches. A process that fetches a summary too would then wait forever
-    for the processes that do not.
+    Horovod's ops (0.28.1) are not marked as stateful: TensorFlow runs one with a constant input while it optimizes a
+    graph, for each set of fetches. A process that fetches a summary too would then wait forever for the others.
     """
-    # The timestamp is never negative, so this adds 0. It is not multiplied in as a 0, because TensorFlow knows that 0
-    # times anything is 0 and would see a constant again.
+    # The timestamp is never negative, so this adds 0. A product with 0 would be a constant to TensorFlow.
     return value + tf.cast(tf.timestamp() < 0, value.dtype)

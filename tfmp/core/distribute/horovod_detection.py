@@ -31,16 +31,14 @@ def refuse_unsupported_horovods(opt: object) -> None:
 
 def without_horovods(opt: object) -> object:
     """Return the optimizer inside a Horovod optimizer, or the optimizer itself if it is not one of Horovod's."""
-    # This name is private: the public part of the class (Horovod 0.28.1) forwards methods, but gives no access to the
-    # optimizer or its attributes.
+    # Private: the public part of the class (Horovod 0.28.1) gives no access to the optimizer or its attributes.
     return getattr(opt, "_optimizer", opt) if is_horovods(opt) else opt
 
 
 def called_by_horovods(opt: object) -> bool:
-    """Return whether this call comes from a method of the Horovod optimizer that wraps an optimizer.
+    """Return whether a method of the Horovod optimizer that wraps an optimizer made this call.
 
-    An optimizer does not know what wraps it, so this function searches the calling frames. Horovod (0.28.1) stores the
-    wrapped optimizer in a private attribute.
+    An optimizer does not know what wraps it, so the calling frames are searched.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -63,8 +63,7 @@ class Mirrored(SeveralReplicas):
             def run(function: ChangeVariables) -> Done:
                 return tf.group(strategy.experimental_local_results(strategy.run(function, args=(held,))))
 
-            # A graph has no order of its own. This makes everything that each replica did to compute its flag run
-            # before the function that is called.
+            # In a graph, what each replica did to compute its flag must run before the function that is called.
             flags = strategy.experimental_local_results(flags)
             with tf.control_dependencies(flags):
                 first = tf.identity(flags[0])

@@ -20,12 +20,10 @@ _Number: TypeAlias = float | tf.Tensor
 #: it was clipped; None if it was not clipped.
 _Known: TypeAlias = dict[int, tuple["weakref.ref[tf.Tensor]", Gradient]]
 
-# State of the module, because the functions that clip get gradients alone, and know no step that could keep this. An
-# entry goes with its tensor.
+# State of the module: what clips gradients knows no step that could keep it. An entry goes with its tensor.
 _IN_EAGER_CODE: _Known = {}
 _IN_GRAPH = ("tfmp", "unclipped")
-#: A factor below 2**-126 is denormal in float32, and CPU kernels replace it by 0. So a factor that is smaller than this
-#: one is applied in two parts.
+#: A smaller factor is applied in two parts: below 2**-126 it is denormal in float32, and CPU kernels make it 0.
 _SMALLEST_IN_ONE_PART = 2.0**-64
 
 
@@ -107,8 +105,6 @@ def clip_by_norm(grads: Any, clip_norm: _Number) -> Any:
         >>> clipped = clip_by_norm([tf.constant([3.0, 4.0]), tf.constant([1.0, float("inf")])], 2.5)
         >>> [grad.numpy().tolist() for grad in clipped]
         [[1.5, 2.0], [1.0, inf]]
-        >>> clip_by_norm(tf.constant([3.0, 4.0]), 2.5).numpy().tolist()
-        [1.5, 2.0]
     """
     if tf.is_tensor(grads):
         return clip_by_norm([grads], clip_norm)[0]
@@ -167,12 +163,8 @@ def _factors(norms: tf.Tensor, clip_norm: _Number) -> tf.Tensor:
 
 
 def _shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
-    """Multiply one gradient by a float64 scalar of at most 1, keeping its form and dtype.
-
-    Its values may be as large as its dtype allows, and the factor may be denormal in it.
-    """
-    # Eager code knows the factor, and would read and write all values in each of the ops below, though one mostly
-    # suffices.
+    """Multiply a gradient by a float64 scalar of at most 1, which may be denormal in the gradient's dtype."""
+    # Eager code knows the factor, and one op mostly suffices; each op below would read and write all values.
     known = float(factor) if tf.executing_eagerly() else None
     if known == 1:
         return grad
@@ -182,9 +174,8 @@ def _shrink(grad: Gradient, factor: tf.Tensor) -> Gradient:
         if known is not None and known >= _SMALLEST_IN_ONE_PART:
             return tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
         divisor = tf.where(factor < _SMALLEST_IN_ONE_PART, tf.constant(2.0**64, factor.dtype), 1)
-        # The first part is a division: TensorFlow's graph optimizer would combine two multiplications into one by their
-        # product, the denormal factor, but it does not combine a division with a multiplication. XLA does neither, and
-        # divides more slowly than it multiplies.
+        # A division first: TensorFlow's graph optimizer would combine two multiplications into one by the denormal
+        # factor. XLA does not, and divides more slowly than it multiplies.
         first = wide * tf.cast(1 / divisor, wide.dtype) if within_xla() else wide / tf.cast(divisor, wide.dtype)
         return tf.cast(first * tf.cast(factor * divisor, wide.dtype), values.dtype)
 

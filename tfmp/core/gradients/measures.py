@@ -37,17 +37,14 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
         any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
         otherwise                         True
 
-    Values in half precision are looked at one by one, which is equally fast, and so are few values, which takes fewer
-    ops.
+    Values in half precision, and few values, are looked at one by one: that is as fast, or takes fewer ops.
     """
     values = _joined(values_of(grads))
     summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
     looked_at = [each for each in values if each.dtype in HALF_TYPES or not summed]
     flags = [*_each_finite(looked_at, addends), *([_finite_by_sums(summed, addends)] if summed else [])]
-    return _all(flags) if flags else tf.constant(True)
-
-
-def _all(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    if not flags:
+        return tf.constant(True)
     return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
 
@@ -57,18 +54,17 @@ def _finite_by_sums(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
     undecided = tf.logical_and(tf.reduce_any(are_infinite), tf.logical_not(tf.reduce_any(tf.math.is_nan(halves))))
 
     def look() -> tf.Tensor:
-        return _all(_each_finite(values if within_xla() else _rows_where(are_infinite, values), addends))
+        looked_at = values if within_xla() else _rows_where(are_infinite, values)
+        return tf.reduce_all(tf.stack(_each_finite(looked_at, addends)))
 
     # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
     return computed_if(undecided, look, tf.reduce_all(tf.math.is_finite(halves)))
 
 
 def _each_finite(values: Sequence[tf.Tensor], addends: int) -> list[tf.Tensor]:
-    def stays_finite(values: tf.Tensor) -> tf.Tensor:
-        finite = tf.math.is_finite(values)
-        return finite if addends == 1 else tf.logical_and(finite, tf.logical_not(overflows_in_sum(values, addends)))
-
-    return [tf.reduce_all(stays_finite(each)) for each in values]
+    if addends == 1:
+        return [tf.reduce_all(tf.math.is_finite(each)) for each in values]
+    return [tf.reduce_all(tf.math.is_finite(each) & ~overflows_in_sum(each, addends)) for each in values]
 
 
 def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
@@ -78,10 +74,7 @@ def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
 
 
 def are_suspect(grads: Gradients) -> tf.Tensor:
-    """Return, for each large gradient that is not in half precision, whether its sum of squares is not finite.
-
-    If a graph also contains `all_finite` of the same gradients, TensorFlow computes the same sums once.
-    """
+    """Return, for each large gradient that is not in half precision, whether its sum of squares is not finite."""
     return tf.logical_not(tf.math.is_finite(_halves_of_square_sums(list(filter(_is_summed, values_of(grads))))))
 
 
@@ -181,8 +174,7 @@ def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 def _halves_of_square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor, in float64; half, because the fast `tf.nn.l2_loss` gives that.
 
-    A sum is computed in the dtype of its tensor, or in float32 if that is in half precision. If a graph contains it
-    several times, TensorFlow computes it once.
+    A sum is computed in the dtype of its tensor, or in float32 if that is in half precision.
     """
 
     def half(wide: tf.Tensor) -> tf.Tensor:

@@ -15,10 +15,10 @@ from tfmp.types import Gradient
 class UnscaledGradients:
     """The gradients that a method such as `GradScaler.unscale` got from the user, and those that it returned.
 
-    If the user clips what was returned, a step gets other gradients. Two facts tell them from gradients that are still
-    scaled. A tensor does not change, so what the method got is scaled. And TensorFlow numbers its tensors in the order
-    in which they are made, so what was made before the first result is not computed from the results. The tensors are
-    known by weak references: a tensor that is gone cannot be passed to a step.
+    A step may get gradients that the user clipped from what was returned. Two facts tell them from scaled ones: a
+    tensor does not change, so what the method got is scaled; and TensorFlow numbers tensors in the order in which they
+    are made, so what is older than the first result was not computed from the results. Weak references suffice: a
+    tensor that is gone cannot be passed to a step.
     """
 
     def __init__(self) -> None:
@@ -108,6 +108,5 @@ def is_zero(grad: Gradient) -> bool:
 
 
 def _has_identity(values: object) -> bool:
-    # Numbers of Python, which may be one object for all that are equal, are left out. The variables of Keras 3 are not
-    # those of TensorFlow.
+    # Not numbers of Python: equal ones may be one object. Variables of Keras 3 are not those of TensorFlow.
     return isinstance(values, tf.Tensor | np.ndarray) or hasattr(values, "assign")

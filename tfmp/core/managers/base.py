@@ -159,10 +159,9 @@ class LossScaleManager(tf.Module, abc.ABC):
     def get_status(self) -> LossScaleStatus:
         """Return the loss scale and the step counters, for logs and monitoring: a NamedTuple of scalar tensors.
 
-        Counting begins with the session, or with the eager program. The counters need no initializer. No checkpoint
-        contains them, because a checkpoint holds the same variables as with tf.contrib; Keras saves them with the
-        optimizer. At the top level of a TF1 graph, every call returns the same tensors, which can be fetched after the
-        graph is finalized.
+        Counting begins with the session, or with the eager program. The counters need no initializer, and are in no
+        checkpoint, which has the variables of tf.contrib; Keras saves them with the optimizer. At the top level of a
+        TF1 graph, each call returns the same tensors, which can be fetched after the graph is finalized.
 
         Examples:
             >>> import tfmp
@@ -267,12 +266,10 @@ class LossScaleManager(tf.Module, abc.ABC):
 
 
 class StatefulManager(LossScaleManager, Generic[State]):
-    """A manager whose rule changes a state; one field of the state is `loss_scale`, which stays within bounds.
+    """A manager whose rule changes a state; one field of the state is `loss_scale`, which stays within bounds."""
 
-    The constructor of a derived class checks its settings and then calls `_start_from`, which makes the variables.
-    """
-
-    #: The state of the rule; `_start_from` makes it. The name is a part of the keys in a `tf.train.Checkpoint`.
+    #: The state of the rule, which the constructor of a derived class makes by `_start_from` from checked settings. The
+    #: name is a part of the keys in a `tf.train.Checkpoint`.
     state: StateVariables[State] = None  # type: ignore[assignment] # never in a manager that is constructed
 
     def __init__(self, init_loss_scale: float, min_loss_scale: float, max_loss_scale: float) -> None:

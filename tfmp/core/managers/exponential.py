@@ -58,8 +58,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
 
     The state is in the variables `loss_scale`, `good_steps` and `bad_steps` (with a tolerance also
     `steps_since_change`), which a `tf.compat.v1.train.Saver` saves in a graph, and
-    `tf.train.Checkpoint(manager=manager)` in eager mode. The settings can be read as attributes with the names of the
-    arguments. They cannot be changed, because functions that are traced already hold their values.
+    `tf.train.Checkpoint(manager=manager)` in eager mode. The settings are attributes, which cannot be changed.
 
     Args:
         init_loss_scale: The scale to start from, within the bounds. It may be far too high: BERT scripts use 2**32.
@@ -134,10 +133,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
 
     @property
     def skips_per_backoff(self) -> int | None:
-        """The largest number of consecutive skipped steps that it can take to lower the scale.
-
-        None with a tolerance, where the number depends on the earlier steps.
-        """
+        """The most skipped steps in a row until the scale shrinks; None with a tolerance: earlier steps count too."""
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
     def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
@@ -179,12 +175,6 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
             TypeError: The scale is not a number.
             ValueError: The scale is not finite or not within the bounds. If the scale is a tensor of a graph whose
                 value is not known yet, running the op raises `tf.errors.InvalidArgumentError` instead.
-
-        Examples:
-            >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=2)
-            >>> manager.set_loss_scale(4096)
-            >>> float(manager.get_loss_scale())
-            4096.0
         """
         is_tensor, checks = tf.is_tensor(loss_scale), []
         if is_tensor:

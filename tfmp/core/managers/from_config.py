@@ -13,8 +13,7 @@ from tfmp.core.managers.log_max import LogMaxLossScaleManager
 #: The values that describe a manager; `get_loss_scale_manager` explains them.
 Specification: TypeAlias = LossScaleManager | float | str | Mapping[str, Any]
 
-#: The defaults of the loss-scale wrappers of Keras and TensorFlow: the first scale, and the number of consecutive
-#: finite steps after which the scale doubles.
+#: The defaults of the wrappers of Keras and TensorFlow: the first scale, and the finite steps after which it doubles.
 _INITIAL_SCALE, _GROWTH_STEPS = 2**15, 2000
 _DYNAMIC: dict[str, Any] = {
     "init_loss_scale": _INITIAL_SCALE,

@@ -70,8 +70,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
 
     The scale is always a power of two, and never 0, infinite or NaN. If a checkpoint of another program restores other
     values, the next step brings the scale within the bounds, rounds it down to a power of two, replaces a NaN scale by
-    `init_loss_scale`, and forgets a mean or variance that is not finite. The settings can be read as attributes with
-    the names of the arguments, and not be changed.
+    `init_loss_scale`, and forgets a mean or variance that is not finite. Settings can be read, and not be changed.
 
     Args:
         init_loss_scale: The scale before the first finite step, a power of two within the bounds. If it is so low that

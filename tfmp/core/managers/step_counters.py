@@ -12,9 +12,8 @@ class LossScaleStatus(NamedTuple):
     Attributes:
         loss_scale: The loss scale; float32.
         last_step_applied: Whether the last step was applied; True before the first step; bool.
-        last_step_finite: Whether no gradient of the last step overflowed; True before the first step; bool. Differs
-            from `last_step_applied` with `overflow_drops="micro_batch"`, where a step is applied without the
-            micro-batches that overflowed, and with `skip_spikes`, where a finite step is skipped as a spike.
+        last_step_finite: Whether no gradient of the last step overflowed; True before the first step; bool. The
+            property `last_step_finite` of `tfmp.LossScaleOptimizer` says when it differs from `last_step_applied`.
         attempted_steps: Steps that were applied or skipped; int64.
         applied_steps: Steps that were applied; int64.
         skipped_steps: Steps that were not applied; int64.

@@ -36,9 +36,8 @@ class OverflowDetector(abc.ABC):
     #: which saves unscaling them.
     ignores_scale: bool = False
 
-    #: True if a step may be applied although the sum of the replicas' gradients could overflow. Gradients are checked
-    #: before they are summed, and the sum is not checked again. By default values count as overflowed if they are so
-    #: large that their sum could overflow.
+    #: True if a step may be applied although the sum of the replicas' gradients could overflow, which is not checked
+    #: again. By default, values so large that their sum could overflow count as overflowed.
     ignores_sums: bool = False
 
     @abc.abstractmethod

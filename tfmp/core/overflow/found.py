@@ -46,9 +46,8 @@ class Checked(NamedTuple):
     found: Found
     #: The gradients that were checked. A step that gets the same tensors does not read them again.
     grads: Gradients = ()
-    #: True if the gradients are the mean of micro-batches, each of which the detector has checked. The mean is then
-    #: checked only for infinities, NaN and overflow in the sum over the replicas, whatever the detector asks for: a
-    #: replica's part of the mean can be larger than any of its micro-batches.
+    #: True if the gradients are the mean of micro-batches that the detector has checked. The mean is then checked only
+    #: for infinities, NaN and overflow in the sum over the replicas: a replica's part can exceed its micro-batches.
     of_window: bool = False
     #: The numbers of values that overflowed in the micro-batches on this replica, as `OverflowDetector.counts` returns
     #: them. None if there are no micro-batches.
@@ -90,9 +89,8 @@ class GradientCheck(NamedTuple):
         to_detect = self._to_detect(grads)
         flags = [self.detector.all_finite(to_detect, self.loss_scale)]
         if self.are_scaled:
-            # The scale may come from a checkpoint and be lower than the manager would ever choose. Below 1, unscaling
-            # makes values larger, and a finite scaled value could overflow. Such a step is skipped, although no value
-            # is counted as overflowed, and the manager then raises the scale to its lowest.
+            # A scale from a checkpoint may be below 1, where unscaling could make a finite value overflow. Such a step
+            # is skipped without a count of values, and the manager then raises the scale to its lowest.
             flags.append(self.loss_scale >= 1)
         if self.num_summed > 1:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
@@ -160,10 +158,7 @@ class _Counts(NamedTuple):
 
 
 class OverflowCounts(tf.Module):
-    """The counts of the values that overflowed in the gradients of one list of variables.
-
-    They are stored in variables that a script need not initialize: they count from 0 in each session.
-    """
+    """The counts of values that overflowed in the gradients of a list of variables, from 0 in each session."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()

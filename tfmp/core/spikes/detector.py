@@ -143,12 +143,7 @@ class SpikeDetector(tf.Module):
     def state_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Return the state of eager mode as Python numbers, for example to save it as JSON.
 
-        Its one entry, `states`, has the norms of the window and three counts for each optimizer, in the order of their
-        first steps.
-
-        Examples:
-            >>> SpikeDetector().state_dict()
-            {'states': []}
+        Its entry `states` has the norms of the window and three counts for each optimizer, in the order of first steps.
         """
         return {"states": [state.numbers() for state in self.states]}
 
@@ -157,8 +152,7 @@ class SpikeDetector(tf.Module):
 
         Raises:
             TypeError: `state_dict` is not such a dictionary, or holds something else than numbers.
-            ValueError: It is from a detector with another window, or a number is out of range. The state is then
-                unchanged.
+            ValueError: It has another window, or a number is out of range. The state is then unchanged.
         """
         self.loading(state_dict)()
 
@@ -189,10 +183,7 @@ class SpikeDetector(tf.Module):
             settings.count(name, state[name], least=0)
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Keep the state in variables of a Keras optimizer, so that Keras saves them with the model.
-
-        `tfmp.LossScaleOptimizer` calls this method with a function that makes a variable, given its name and its
-        initial value.
+        """Keep the state in variables of a Keras optimizer, as `tfmp.LossScaleManager.store_in` does.
 
         Raises:
             ValueError: Another optimizer already holds the state: each optimizer needs a detector of its own.

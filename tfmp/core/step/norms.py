@@ -82,15 +82,8 @@ class StepNorms(NotCheckpointed):
         """
         return self._last is not None or in_graph_itself()
 
-    def look(self, optimizers: Sequence[object], norm: tf.Tensor) -> Look | None:
-        """Compare the norm of a step of these optimizers with the bound of the spike detector, if there is one."""
-        return None if self.spikes is None else self.spikes.look(optimizers, norm)
-
     def store(self, norm: tf.Tensor, look: Look | None, found: Found) -> Done:
-        """Store the norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas.
-
-        The norm is float64. `look` is how it compares with the bound of the spike detector; None if there is none.
-        """
+        """Store the float64 norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas."""
         # An overflow need not show in the norm: an accumulator leaves out the micro-batches that overflowed.
         is_right = tf.logical_or(found.usable, tf.logical_not(tf.math.is_finite(norm)))
         shown = tf.where(is_right, norm, tf.constant(np.inf, norm.dtype))

@@ -91,9 +91,8 @@ class LossScaler:
     ) -> list[Gradient]:
         """Return the mean of the gradients over Horovod's workers; without such workers, the gradients themselves.
 
-        If they are sent in a dtype of its own, they are sent scaled, because small unscaled values would become 0 in
-        half precision; `are_scaled` is True if they are those of a scaled loss. Errors show the `names` of the
-        variables.
+        In a dtype of its own they are sent scaled, because small unscaled values would become 0 in half precision;
+        `are_scaled` is True if they are those of a scaled loss. Errors show the `names` of the variables.
         """
         self.warn_if_not_averaged()
         if are_scaled or self._aggregation_dtype is None:

@@ -23,8 +23,7 @@ from tfmp.types import Done, Gradient, Gradients
 class Step(NamedTuple):
     """One step of an optimizer on one replica; `step_of` decides how it runs, and `take` takes it.
 
-    A strategy calls `apply` and `counts` of the first replica's step for all replicas. So they get what each replica
-    holds as an argument.
+    A strategy calls `apply` of the first replica's step for all replicas, so it gets what each of them holds.
     """
 
     adapter: OptimizerAdapter
@@ -40,10 +39,6 @@ class Step(NamedTuple):
     before: Checked | None
     #: The gradients whose norm is that of the step; None if nobody asks for it.
     measured: Measured | None
-
-    def check(self) -> Found:
-        """Check the values that must be finite before `apply`, on this replica."""
-        return self.gradient_check.find(self.grads, self.before)
 
     def hold(self, is_usable: tf.Tensor) -> "Held":
         """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
@@ -64,11 +59,6 @@ class Step(NamedTuple):
             return self.adapter.apply(held.grads)
         # In a program, dividing by 1 costs nothing.
         return self.program.run(held.grads, tf.ones([]) if self.loss_scale is None else self.loss_scale, held.norm)
-
-    def counts(self, held: "Held") -> tf.Tensor:
-        """Count the values that overflowed in the gradients and in micro-batches, if the step is skipped."""
-        counts = self.gradient_check.counts(held.grads, held.are_suspect)
-        return counts if held.window_counts is None else counts + held.window_counts
 
 
 class Held(NamedTuple):
@@ -160,7 +150,7 @@ def take(step: Step) -> Done:
 
     def advance() -> Done:
         on_step = step.adapter.on_step(found.applied)
-        return _all([step.facts.scaler.advance(found), on_step])
+        return tf.group(step.facts.scaler.advance(found), *([] if on_step is None else [on_step]))
 
     return tf.group(done, step.facts.distribution.once(advance))
 
@@ -169,10 +159,11 @@ def take(step: Step) -> Done:
 def attempt(step: Step) -> tuple[Done, Found]:
     """Apply the gradients if they are usable on every replica; also return what was found, for `advance`."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
-    here = step.check()
+    here = step.gradient_check.find(step.grads, step.before)
     held = step.hold(here.usable)
     norm = None if step.measured is None else step.measured.norm(names, distribution, here.usable)
-    look = None if norm is None else scaler.norms.look(step.adapter.optimizers, norm)
+    spikes = scaler.norms.spikes
+    look = None if norm is None or spikes is None else spikes.look(step.adapter.optimizers, norm)
     found = agree(here, scaler, distribution, look, step.grads, names)
     done = [_apply_or_record(step, held, found, look)]
     if norm is not None:
@@ -212,7 +203,7 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
 
     def record(counts: tf.Tensor | None) -> Done:
         if counts is None:
-            return None
+            return tf.group()
         of_all = distribution.maximum(counts, "overflow_counts")
 
         def store() -> Done:
@@ -224,10 +215,11 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
 
     def apply(held: Held) -> Done:
         # Micro-batches that overflowed are counted, although the step is applied without them.
-        return _all([step.apply(held), record(held.window_counts)])
+        return tf.group(step.apply(held), record(held.window_counts))
 
     def count(held: Held) -> Done:
-        return record(step.counts(held))
+        counts = step.gradient_check.counts(held.grads, held.are_suspect)
+        return record(counts if held.window_counts is None else counts + held.window_counts)
 
     if look is None:
         return distribution.conditional_update(found.applied, held, apply, count)
@@ -235,7 +227,7 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     def describe(held: Held) -> Done:
         norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
         described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
-        return _all([described, record(held.window_counts)])
+        return tf.group(described, record(held.window_counts))
 
     def skip(held: Held) -> Done:
         return distribution.conditional_update(found.spike, held, describe, count)
@@ -243,17 +235,12 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     return distribution.conditional_update(found.applied, held, apply, skip)
 
 
-def _all(done: Sequence[Done]) -> Done:
-    return tf.group(*(each for each in done if each is not None))
-
-
 @without_autograph
 def accumulate(adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumulator: GradientAccumulator) -> Done:
     """Add the unscaled gradients of a micro-batch, and take a step with the mean when the window ends."""
     keeps_max_abs = facts.scaler.manager.needs_max_abs
     added = accumulator.add_unscaled(grads, facts.loss_scale, keeps_max_abs=keeps_max_abs)
-    # All replicas add the same number of micro-batches, those that overflowed included, so this flag is the same on all
-    # of them without an exchange.
+    # The same on all replicas without an exchange: all add as many micro-batches, those that overflowed included.
     with tf.control_dependencies([added]):
         is_full = accumulator.is_full
 

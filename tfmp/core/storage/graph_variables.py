@@ -49,8 +49,7 @@ class OncePerGraph(Generic[Kept]):
                 return self._make()
             kept = self._kept()
             if not kept:
-                # A slice is assigned, so that the list never has two objects: while this thread makes the object, the
-                # thread of another replica may make one too. The last one stays, and all threads return it later.
+                # A slice: another thread, of another replica, may have made one meanwhile. All threads return the last.
                 kept[:] = [self._make()]
             return kept[0]
 
@@ -67,11 +66,10 @@ class OncePerGraph(Generic[Kept]):
 
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
-    """Make a variable that is initialised, saved and fetched like the variables of tf.contrib's managers.
+    """Make a variable that is initialized, saved and fetched like the variables of tf.contrib's managers.
 
-    The current name scope is put in front of the name; if the name is taken, a number is appended. The variable is a
-    reference variable if resource variables and control flow v2 are both disabled and no `tf.distribute` strategy is
-    active; otherwise it is a resource variable, as the mirrored variables of a strategy always are.
+    Its name is put under the current name scope, with a number if it is taken. It is a reference variable if resource
+    variables, control flow v2 and `tf.distribute` strategies are all off; otherwise it is a resource variable.
     """
     if not (
         tf.compat.v1.resource_variables_enabled()
@@ -79,8 +77,7 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
         or tf.distribute.has_strategy()
     ):
         return tf.compat.v1.Variable(initial_value, name=name, trainable=False, use_resource=False)
-    # Not `get_variable`: it raises an error if a second manager makes the same name, and applies custom getters of the
-    # user's variable scopes.
+    # Not `get_variable`: it refuses a name that a second manager makes, and applies custom getters of the user.
     with tf.name_scope(name) as scope:
         variable = tf.compat.v1.Variable(
             initial_value, name="value", trainable=False, use_resource=True, **SAME_ON_ALL_REPLICAS
@@ -88,8 +85,7 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
         # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
         tf.identity(variable.read_value(), name=scope)
     key = variable.name.removesuffix("/value:0")
-    # Every `Saver` must respect the key of a variable in GLOBAL_VARIABLES: the default one, Estimator's, and those that
-    # are made for `global_variables()`.
+    # Every `Saver` must respect the key: the default one, Estimator's, and those made for `global_variables()`.
     if isinstance(variable, tf.distribute.DistributedValues):
         set_key_of_distributed(variable, key)
     else:

@@ -41,10 +41,7 @@ class StateVariables(tf.Module, Generic[State]):
         self.is_hosted = False
 
     def store_in(self, add_variable: AddVariable) -> None:
-        """Move the state of eager code, with its current values, into variables of a host that saves them.
-
-        The host is for example a Keras optimizer. A state that is already in variables of a host is refused.
-        """
+        """Move the state of eager code, once, into variables of a host that saves them, such as a Keras optimizer."""
         if self.is_hosted:
             raise ValueError(
                 "the loss-scale manager keeps its state in another Keras optimizer already: make a manager for each."
@@ -58,16 +55,12 @@ class StateVariables(tf.Module, Generic[State]):
 
     def create(self) -> State:
         """Return the variables of the current graph, or of eager code; make them on the first call."""
-        return self._here()[0]
-
-    def _here(self) -> tuple[State, State | None]:
-        """Return the variables and, in a graph, what `read` returns at its top level."""
         with tf.init_scope():
             if not tf.executing_eagerly():
-                return self._in_graph.get()
+                return self._in_graph.get()[0]
             if self.values is None:
                 self.values = outside_of_functions(lambda: self._make(_add_in_eager_code, self._initial))
-            return self.values, None
+            return self.values
 
     def in_graph(self) -> list[tf.Variable]:
         """Return the variables that were made in the current graph; none in eager code."""
@@ -77,9 +70,8 @@ class StateVariables(tf.Module, Generic[State]):
     def read(self) -> State:
         """Return the state as tensors.
 
-        At the top level of a graph, every call returns the same tensors, so that a loop that calls this method does not
-        add ops to the graph. Under control dependencies and in conditionals, where the time of the read matters, every
-        call adds new ops that read the variables.
+        At the top level of a graph, every call returns the same tensors, so that a loop of calls adds no ops. Under
+        control dependencies and in conditionals, where the time of the read matters, every call adds ops that read.
         """
         return self._like(self._values(self._initial._fields))
 
@@ -88,10 +80,9 @@ class StateVariables(tf.Module, Generic[State]):
         return self._values([field])[0]
 
     def _values(self, fields: Sequence[str]) -> list[tf.Tensor]:
-        variables, at_top_level = self._here()
-        if at_top_level is not None and at_top_level_of_graph():
-            return [getattr(at_top_level, field) for field in fields]
-        return self._read(variables, fields)
+        if at_top_level_of_graph():
+            return [getattr(self._in_graph.get()[1], field) for field in fields]
+        return self._read(self.create(), fields)
 
     def _read(self, variables: State, fields: Sequence[str]) -> list[tf.Tensor]:
         wanted = [getattr(variables, field) for field in fields]
@@ -108,7 +99,7 @@ class StateVariables(tf.Module, Generic[State]):
 
     def assign(self, state: State) -> Done:
         """Store a state; no field is stored before all fields are computed."""
-        variables, _ = self._here()
+        variables = self.create()
         with tf.control_dependencies(list(state)):
             return tf.group(*(variable.assign(value) for variable, value in zip(variables, state, strict=True)))
 
@@ -160,8 +151,8 @@ def _add_in_eager_code(name: str, initial_value: np.generic | np.ndarray) -> tf.
 class InCheckpoint(tf.Module):
     """A value that checkpoints hold like that of a variable: `read` returns it, `restore` gets a saved one.
 
-    The value has no shape or type of its own, so a checkpoint of a variable is restored whatever these are. What
-    `restore` returns is run when a session restores the checkpoint.
+    The value has no shape or type of its own, so it accepts that of any variable. A session that restores the
+    checkpoint runs what `restore` returns.
     """
 
     def __init__(self, read: Callable[[], tf.Tensor], restore: Callable[[tf.Tensor], Done]) -> None:
