@@ -98,7 +98,7 @@ class OptimizerAdapter:
         return None
 
     def on_step(self, applied: tf.Tensor) -> Done:
-        """Count what the host counts, after `LossScaler.step`; called once for each step, not once for each replica."""
+        """Count what the host counts: called once for each step, not for each replica; skipped if not `applied`."""
         del applied
         return None
 

@@ -146,8 +146,8 @@ def test_no_gradient_is_finite_of_norm_0_and_largest_magnitude_0_and_measures_sh
         assert float(measure(infinite)) == math.inf
     # Of what is known not to be finite, the values are not looked at again.
     large = [tf.constant([3e25, 4e25])]
-    assert float(measures.global_norm(large, is_finite=tf.constant(True))) == pytest.approx(5e25)
-    assert float(measures.global_norm(large, is_finite=tf.constant(False))) == math.inf
+    assert float(measures.global_norm(large, is_needed=tf.constant(True))) == pytest.approx(5e25)
+    assert float(measures.global_norm(large, is_needed=tf.constant(False))) == math.inf
 
 
 @in_every_mode

@@ -103,17 +103,17 @@ def _rows_where(flags: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor
     return [tf.slice(each, begin, size) for each, size in zip(rows, sizes, strict=True)]
 
 
-def global_norm(grads: Gradients, *, is_finite: tf.Tensor | None = None) -> tf.Tensor:
+def global_norm(grads: Gradients, *, is_needed: tf.Tensor | None = None) -> tf.Tensor:
     """Return the L2 norm of all gradients together in float64; infinite or NaN if a value is.
 
-    Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. If `is_finite` is
-    False, the norm is known not to be finite, and not computed again.
+    Rows with the same index in an `IndexedSlices` count separately, as in `tf.linalg.global_norm`. If `is_needed` is
+    False, the norm is computed once, and may overflow or be too small.
     """
     values = values_of(grads)
     norm = tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums(_joined(values))))
     needs_look = tf.logical_or(tf.math.is_inf(norm), norm < _LEAST_BY_SQUARES)
-    if is_finite is not None:
-        needs_look = tf.logical_and(needs_look, is_finite)
+    if is_needed is not None:
+        needs_look = tf.logical_and(needs_look, is_needed)
     return computed_if(needs_look, lambda: _norm_by_largest(values), norm)
 
 

@@ -267,13 +267,13 @@ class SpikeDetector(tf.Module):
         return tf.logical_and(is_above, state.consecutive_spikes < self._max_consecutive_skips)
 
     def next_state(
-        self, state: SpikeState, norm: tf.Tensor, finite: tf.Tensor, is_above: tf.Tensor, is_skipped: tf.Tensor
+        self, state: SpikeState, norm: tf.Tensor, usable: tf.Tensor, is_above: tf.Tensor, is_skipped: tf.Tensor
     ) -> SpikeState:
         """Return the state after one step, with a norm in float64; a pure function of the state before it."""
         limit, before = self._max_consecutive_skips, state.consecutive_spikes
-        consecutive = tf.where(finite, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
+        consecutive = tf.where(usable, tf.where(is_above, tf.minimum(before + 1, limit), 0), before)
         reaches_limit = tf.logical_and(before < limit, tf.equal(consecutive, limit))
-        is_applied = tf.logical_and(finite, tf.logical_not(is_skipped))
+        is_applied = tf.logical_and(usable, tf.logical_not(is_skipped))
         # There is no logarithm of 0.
         is_stored = tf.logical_and(is_applied, norm > 0)
         count, length = state.spike_window_count, self._window_length

@@ -28,11 +28,11 @@ class Measured(NamedTuple):
     #: True if they are the same on all replicas: summed over them, or averaged over Horovod's workers.
     is_summed: bool
 
-    def norm(self, names: Sequence[str], distribution: Distribution, is_finite: tf.Tensor | None = None) -> tf.Tensor:
+    def norm(self, names: Sequence[str], distribution: Distribution, is_needed: tf.Tensor | None = None) -> tf.Tensor:
         """Return the norm, a float64 scalar, the same on all replicas.
 
-        Errors show the `names` of the variables, if there is one for each gradient. `is_finite` is False if the norm is
-        known not to be finite.
+        Errors show the `names` of the variables, if there is one for each gradient. `is_needed` is False if nobody will
+        use the norm, which need not be right then.
         """
         grads = self.grads
         if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
         if not self.is_summed:
             is_named = len(names) == len(grads)
             grads = distribution.sums(grads, names if is_named else [f"gradient {i}" for i in range(len(grads))])
-        norm = global_norm(list(map(arithmetic.added_up, grads)), is_finite=is_finite)
+        norm = global_norm(list(map(arithmetic.added_up, grads)), is_needed=is_needed)
         return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)
 
 

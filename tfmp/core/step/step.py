@@ -41,14 +41,17 @@ class Step(NamedTuple):
     measured: Measured | None
 
     def hold(self, is_usable: tf.Tensor) -> "Held":
-        """Return what differs between replicas; if the step `is_usable` nowhere, the norm need not be right."""
+        """Return what differs between replicas.
+
+        If this replica's gradients are not usable, no replica applies any, and the norm need not be right.
+        """
         clips = self.program is not None and self.program.clips
-        # A graph computes the sums of the check once for both. Eager code would read all gradients for a step that may
-        # not be skipped.
+        # In a graph these are the sums that the check computes anyway. Eager code would compute them in each step, for
+        # the few that are skipped.
         has_sums = self.before is None and not tf.executing_eagerly()
         return Held(
             list(self.grads),
-            global_norm(self.grads, is_finite=is_usable) if clips else None,
+            global_norm(self.grads, is_needed=is_usable) if clips else None,
             self.gradient_check.are_suspect(self.grads) if has_sums else None,
             None if self.before is None else self.before.window_counts,
         )
@@ -62,7 +65,7 @@ class Step(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What one replica has, and may differ from what others have, of a step that is applied or skipped."""
+    """What may differ between replicas: the argument of what the first replica's step runs for all of them."""
 
     grads: list[Gradient]
     #: The norm of the gradients as they are held, float64; None unless a program clips by it.
@@ -84,13 +87,15 @@ def step_of(
     """Decide how a step with this replica's gradients runs; `before` is what is known of those in true magnitude.
 
     Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
-    others are unscaled, and cast to the types of their variables. A program applies them, or the optimizer.
+    others are unscaled, and cast to the types of their variables. If the adapter has a program, it applies them in
+    either case; otherwise the optimizer does.
     """
     scaler, _, loss_scale = facts
     may_check_scaled = scaler.detector.ignores_scale and scaler.manager.lowest_loss_scale >= 1
     program = adapter.program(grads) if are_scaled and may_check_scaled else None
-    scaled_by, typed = loss_scale, grads
-    if program is None:
+    if program is not None:
+        scaled_by, typed = loss_scale, grads
+    else:
         grads = in_true_magnitude(adapter, grads, loss_scale) if are_scaled else grads
         scaled_by, typed = None, adapter.typed(grads)
     reduced = adapter.reduce(typed)
@@ -105,6 +110,7 @@ def step_of(
         whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
         measured = _measured(adapter, whole, typed, reduced, facts, scaled_by)
     if program is None:
+        # A program may also apply gradients in true magnitude.
         program = adapter.program(reduced)
     return Step(adapter, reduced, facts, check, scaled_by, program, before, measured)
 
@@ -126,15 +132,18 @@ def _measured(
     """Return the gradients whose norm somebody wants to know: before they were clipped, if they were.
 
     `whole` are those before clipping, `typed` those that were clipped and cast to the types of their variables, and
-    `reduced` those that were then summed or averaged over the replicas.
+    `reduced` those that were then summed or averaged over the replicas. None if only an exchange could tell the norm,
+    and it is not recorded.
     """
     is_summed = adapter.sums_first or facts.distribution.num_summed == 1
-    are_clipped = bool(arithmetic.values_of(arithmetic.without(whole, typed)))
-    exchanges = not is_summed or (are_clipped and reduced is not typed)
+    # Clipped, or cast.
+    differ = bool(arithmetic.values_of(arithmetic.without(whole, typed)))
+    exchanges = not is_summed or (differ and reduced is not typed)
+    # A norm that is not recorded may be fetched on one worker alone, which would wait for the others.
     if exchanges and not facts.scaler.norms.is_recorded:
         return None
     measured = reduced
-    if are_clipped:
+    if differ:
         # Horovod distinguishes tensors by their names, which can be used again when the first exchange is over.
         with tf.control_dependencies(arithmetic.values_of(reduced) if exchanges else []):
             measured = adapter.reduce(whole)
@@ -145,7 +154,7 @@ def _measured(
 
 @without_autograph
 def take(step: Step) -> Done:
-    """Take a step: check, agree, apply or record; then adjust the loss scale by what was found, and count the step."""
+    """Take a step: check, agree, apply or record, adjust the loss scale by what was found, and count the step."""
     done, found = attempt(step)
 
     def advance() -> Done:
@@ -157,7 +166,7 @@ def take(step: Step) -> Done:
 
 @without_autograph
 def attempt(step: Step) -> tuple[Done, Found]:
-    """Apply the gradients if they are usable on every replica; also return what was found, for `advance`."""
+    """Apply the gradients, unless one overflowed on any replica or the step is a spike; also return what was found."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
     here = step.gradient_check.find(step.grads, step.before)
     held = step.hold(here.usable)
@@ -168,6 +177,7 @@ def attempt(step: Step) -> tuple[Done, Found]:
     done = [_apply_or_record(step, held, found, look)]
     if norm is not None:
         done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
+    # For hooks, which fetch the gradients of a graph; and for the ranges of gradients.
     record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.loss_scale))
     if scaler.monitor is not None:
         done.append(scaler.monitor._record(names, step.grads, step.loss_scale, distribution))
@@ -182,7 +192,11 @@ def agree(
     grads: Gradients = (),
     names: Sequence[str] = (),
 ) -> Found:
-    """Combine what each replica found into one answer for all, which must have `grads` for the same variables."""
+    """Combine what each replica found into one answer for all.
+
+    All replicas must have `grads` for the same variables: an error names those of which they have not.
+    """
+    # Of each answer, all get the largest. So a flag says what forbids the step: it is True if it is on any replica.
     answers = {"unusable": tf.logical_not(found.usable)}
     if look is not None:
         # All replicas compute the same norm, but perhaps not in every bit. So they agree on what follows from it, too.
@@ -192,6 +206,7 @@ def agree(
     agreed = dict(zip(answers, distribution.agree(list(answers.values()), grads, names), strict=True))
     usable = tf.logical_not(agreed["unusable"])
     spike = None if look is None else tf.logical_and(usable, agreed["is_skipped"])
+    # `complete` is the same on all already.
     return Found(usable, agreed.get("max_abs"), found.complete, agreed.get("is_above"), spike)
 
 
@@ -244,7 +259,7 @@ def accumulate(adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumu
     with tf.control_dependencies([added]):
         is_full = accumulator.is_full
 
-    def end_window(_: Gradients) -> Done:
+    def end_window(_: Held) -> Done:
         mean, before, emptied = drain(accumulator, facts.distribution)
         return tf.group(take(step_of(adapter, mean, facts, before=before)), emptied)
 
