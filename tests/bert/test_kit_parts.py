@@ -109,6 +109,8 @@ def test_variables_of_layer_norm_have_the_names_of_contrib_and_may_be_stored_in_
             16.0,
             16.0,
         ),
+        # So is the first, which a run resumed in its middle, and which ends early.
+        ({"runs_per_step": 4, "left_out": 1}, [(9.0, 0), (9.0, 1), *[(0.5, 1)] * 3, (0.5, 2)], 16.0, 16.0),
         # A step of a window counts all its examples.
         (
             {"runs_per_step": 2, "left_out": 0},

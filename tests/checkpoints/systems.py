@@ -65,7 +65,7 @@ def save(model: Any, directory: Path, file: str) -> Path:
             tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(path))
         case "saved_model":
             tf.saved_model.save(model, str(path))
-        case "model.keras" | "model.h5":
+        case "model.keras" | "model.h5" | "model.hdf5":
             model.save(path)
         case _:
             model.save_weights(path)

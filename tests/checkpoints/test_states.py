@@ -62,7 +62,7 @@ def test_recorded_file_is_read(path: str, expected: tuple[float, int, int], writ
     _check(_RECORDINGS / path, expected, writer)
 
 
-_FILES = ("model.keras", "model.weights.h5", "model.h5")
+_FILES = ("model.keras", "model.weights.h5", "model.h5", "model.hdf5")
 _OF_KERAS2 = ("model.ckpt", "weights", "saved_model")
 _FORMATS = {"keras2": _OF_KERAS2, "tf_keras": _OF_KERAS2, "keras3": ("model.ckpt", *_FILES, "saved_model")}
 _WRITERS = {"keras2": _KERAS2, "tf_keras": _KERAS2, "keras3": _KERAS3}

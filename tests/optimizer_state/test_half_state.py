@@ -183,6 +183,20 @@ def test_weights_in_half_precision_end_nearer_with_stochastic_rounding(dtype: st
     assert least_squares_error(keras, half, dtype) < nearest / 3
 
 
+def test_second_moment_follows_the_squares_of_gradients_over_many_steps() -> None:
+    variable, opt = keras.Variable(np.zeros(4096, np.float32)), tfmp.half_state(keras.optimizers.Adam(0.0, beta_2=0.99))
+    opt.build([variable])
+
+    @tf.function(jit_compile=True)
+    def train() -> None:
+        for step in tf.range(600):
+            opt.apply([1e-3 * tf.random.stateless_normal([4096], [step, 0])], [variable])
+
+    train()
+    velocity = next(slot for slot in opt.variables if slot.name.endswith("velocity"))
+    assert np.float32(velocity.numpy()).mean() == pytest.approx(1e-6, rel=0.02)
+
+
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
 def test_skipped_step_leaves_slots_and_random_numbers_as_they_were(way: str) -> None:
     run = None if way == "eager" else functools.partial(tf.function, jit_compile=way == "xla", autograph=False)
@@ -368,18 +382,33 @@ def test_every_optimizer_trains_half_weights_in_float32(name: str, options: dict
     assert found == pytest.approx(expected, abs=0.05 * abs(expected - 1) + 1e-4)
 
 
-def test_large_update_is_one_program_of_xla() -> None:
-    weight = keras.Variable(np.ones([1024, 1024], np.float32))
-    opt = tfmp.LossScaleOptimizer(adam(keras), tfmp.FixedLossScaleManager(1.0))
-    opt.scale_loss(tf.constant(1.0))
+_ALL_PARTS = {"RightShift", "Sqrt", "AssignVariableOp"}  # of the rounding, of Adam and of what is stored
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "compiled"),
+    [
+        pytest.param(1024, {}, _ALL_PARTS, id="large update"),
+        pytest.param(4, {"jit_compile": False}, {"RightShift"}, id="jit_compile=False"),
+        pytest.param(4, None, {"RightShift"}, id="bare optimizer"),
+    ],
+)
+def test_large_update_is_one_program_of_xla_and_otherwise_rounding_alone_is_compiled(
+    size: int, settings: Any, compiled: set[str]
+) -> None:
+    weight, opt = keras.Variable(np.ones([size, size], np.float32)), adam(keras)
+    if settings is not None:
+        opt = tfmp.LossScaleOptimizer(opt, tfmp.FixedLossScaleManager(1.0), **settings)
+        opt.scale_loss(tf.constant(1.0))
     opt.build([weight])
-    step = tf.function(lambda: opt.apply([tf.ones([1024, 1024])], [weight]), autograph=False)
+    step = tf.function(lambda: opt.apply([tf.ones([size, size])], [weight]), autograph=False)
     graph = step.get_concrete_function().graph.as_graph_def()
     functions = {function.signature.name: function.node_def for function in graph.library.function}
     nodes = itertools.chain(graph.node, *functions.values())
     programs = [functions[node.attr["f"].func.name] for node in nodes if "_XlaMustCompile" in node.attr]
-    # That of the rounding, of Adam and of what is stored.
-    assert any({"RightShift", "Sqrt", "AssignVariableOp"} <= {node.op for node in each} for each in programs)
+    assert {node.op for program in programs for node in program} & _ALL_PARTS == compiled
+    # Those of a large update are in one.
+    assert any(compiled <= {node.op for node in program} for program in programs)
 
 
 def test_step_after_an_error_in_a_trace_is_what_it_is_without_the_error() -> None:

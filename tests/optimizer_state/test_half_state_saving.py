@@ -72,6 +72,23 @@ def test_fresh_process_loads_it(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"HalfStateAdam {settings} 3", "{'bfloat16'} 0.125"], done.stderr
 
 
+def test_exported_step_rounds_as_the_optimizer_does(tmp_path: Path) -> None:
+    opt, weight = adam(keras), keras.Variable(np.ones([3], np.float32))
+    opt.build([weight])
+    exported = tf.Module()
+    exported.held = [variable.value for variable in (weight, *opt.variables)]
+    exported.step = tf.function(
+        lambda grad: opt.apply([grad], [weight]), input_signature=[tf.TensorSpec([3])], autograph=False
+    )
+    tf.saved_model.save(exported, tmp_path / "step")
+    loaded = tf.saved_model.load(tmp_path / "step")
+    for number in range(3):
+        grad = tf.random.stateless_normal([3], [0, number])
+        opt.apply([grad], [weight])
+        loaded.step(grad)
+    assert [each.numpy().tobytes() for each in loaded.held] == [each.numpy().tobytes() for each in exported.held]
+
+
 class _Mine(keras.optimizers.SGD):  # type: ignore[misc] # Keras has no types
     pass
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, take_step, wrap
+from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, take_step, values, wrap
 from kerases import variable as variable_of
 
 import tfmp
@@ -39,6 +39,61 @@ def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Sessio
         *("second", "second/Adam", "second/Adam_1", "cond_2/beta1_power", "cond_2/beta2_power"),
         *(f"{scope}/{name}" for scope in ("accumulation", "accumulation_1") for name in window),
     }
+
+
+#: A window of one micro-batch, which adds nothing.
+_NONE: dict[str, Any] = {"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}
+
+
+@pytest.mark.graph
+@pytest.mark.usefixtures("session")
+def test_window_of_one_micro_batch_adds_nothing() -> None:
+    opt = _sgd(**_NONE)
+    opt.minimize(tf1.get_variable("w", initializer=1.0) * 1.0, tf1.train.get_or_create_global_step())
+    names = {variable.op.name.removesuffix("/value") for variable in tf1.global_variables()}
+    assert names == {"loss_scale", "good_steps", "bad_steps", "global_step", "w"}
+    assert not opt.accumulation.variables
+
+
+@for_every_keras()
+def test_window_of_one_micro_batch_adds_nothing_to_keras(keras: ModuleType) -> None:
+    opts = [wrap(optimizer(keras, "Adam"), **settings) for settings in (_NONE, {})]
+    for opt in opts:
+        opt.build(kernel_and_bias(keras))
+    assert [each.name for each in opts[0].variables] == [each.name for each in opts[1].variables]
+
+
+@pytest.mark.graph
+def test_run_that_fails_because_input_ends_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with tf.Graph().as_default(), caplog.at_level("INFO", logger="tfmp"):
+        fed = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(np.float32([1, 3, 5]))).get_next()
+        loss = tf1.get_variable("w", initializer=1.0) * fed
+        train_op = _sgd().minimize(loss, tf1.train.get_or_create_global_step())
+        variables = {variable.op.name: variable.read_value() for variable in tf1.global_variables()}
+        with tf1.train.SingularMonitoredSession([tfmp.LossScaleLoggingHook(every_n_steps=100)]) as session:
+            for _ in range(3):
+                session.run(train_op)
+            raw = session.raw_session()
+            with pytest.raises(tf.errors.OutOfRangeError):
+                raw.run(train_op)
+            assert raw.run([variables[f"accumulation/{name}"] for name in ("sum_0", "kept", "tried")]) == [5, 1, 1]
+    # The hook counts windows, and does not warn that something else changes global_step.
+    assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
+        f"loss scale 1024, global step {step}, steps applied {step}, skipped 0 (0 in a row)" for step in (0, 1)
+    ]
+
+
+@for_every_keras()
+def test_micro_batch_that_overflows_in_float16_is_found_by_fit(keras: ModuleType) -> None:
+    opt = wrap(optimizer(keras), accumulation_steps=2, init_loss_scale=2.0**16, overflow_drops="micro_batch")
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input([1]), layer])
+    model.compile(opt, lambda target, output: tf.cast(target, tf.float32) * tf.cast(output, tf.float32))
+    # The scaled gradients of the first window are 2**14 and 2**16. The second is infinite in float16.
+    y = np.float32([[0.25], [1], [0.25], [1]])
+    model.fit(np.ones_like(y), y, batch_size=1, shuffle=False, verbose=0)
+    assert values(model.weights) == [[[-0.5 * (0.25 + 0.625)]]]
+    assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (2.0**15, 2, 0)
 
 
 @pytest.mark.graph

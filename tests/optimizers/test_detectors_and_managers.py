@@ -1,6 +1,7 @@
-"""Detectors and managers in steps: gradients as arrays, scales below 1, and the reports."""
+"""Detectors and managers in steps: forms of gradients, scales below 1, and the reports."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,25 +14,68 @@ from kerases import SCALE, for_every_keras, optimizer, values, variable, wrap
 
 import tfmp
 
+_by_each_front_end = pytest.mark.parametrize("is_scaler", [False, True], ids=["LossScaleOptimizer", "GradScaler"])
+
+
+def _stepping(
+    keras: ModuleType, is_scaler: bool, shape: list[int], **settings: Any
+) -> tuple[Any, tfmp.LossScaleManager, Callable[[Any], None]]:
+    """Return a weight of zeros, a manager, and a function that takes an eager step with a gradient scaled by 8."""
+    weight, inner, manager = variable(keras, np.zeros(shape)), optimizer(keras), tfmp.FixedLossScaleManager(8)
+    opt: Any = None
+    if is_scaler:
+        opt = tfmp.GradScaler(manager=manager, **settings)
+    else:
+        opt = tfmp.LossScaleOptimizer(inner, manager, **settings)
+
+    def step(grad: Any) -> None:
+        if is_scaler:
+            opt.scale(tf.constant(1.0))
+            opt.step(inner, [(grad, weight)])
+            opt.update()
+        else:
+            opt.scale_loss(tf.constant(1.0))
+            opt.apply_gradients([(grad, weight)])
+
+    return weight, manager, step
+
 
 @for_every_keras()
-@pytest.mark.parametrize("is_scaler", [False, True], ids=["LossScaleOptimizer", "GradScaler"])
+@_by_each_front_end
 @pytest.mark.parametrize("has_shape", [True, False])
 def test_rows_may_be_arrays_of_numpy(keras: ModuleType, is_scaler: bool, has_shape: bool) -> None:
-    weight, inner, manager = variable(keras, np.zeros([4, 2])), optimizer(keras), tfmp.FixedLossScaleManager(8)
-    scaler = tfmp.GradScaler(manager=manager) if is_scaler else tfmp.LossScaleOptimizer(inner, manager)
+    weight, manager, step = _stepping(keras, is_scaler, [4, 2])
     for value in (8, math.inf, 16):
         rows, shape = np.full([2, 2], value, np.float32), np.array([4, 2]) if has_shape else None
-        pairs = [(tf.IndexedSlices(rows, np.array([3, 1]), shape), weight)]
-        if is_scaler:
-            scaler.scale(tf.constant(1.0))
-            scaler.step(inner, pairs)
-            scaler.update()
-        else:
-            scaler.scale_loss(tf.constant(1.0))
-            scaler.apply_gradients(pairs)
+        step(tf.IndexedSlices(rows, np.array([3, 1]), shape))
     assert weight.numpy().tolist() == [[0, 0], [-1.5, -1.5], [0, 0], [-1.5, -1.5]]
     assert int(manager.get_status().skipped_steps) == 1
+
+
+@for_every_keras()
+@_by_each_front_end
+@pytest.mark.parametrize("num_rows", [16, 2**13])
+def test_rows_that_a_variable_holds_are_checked_anew_in_each_step(
+    keras: ModuleType, is_scaler: bool, num_rows: int
+) -> None:
+    weight, manager, step = _stepping(keras, is_scaler, [num_rows, 2])
+    rows, seen = tf.Variable(tf.zeros([num_rows, 2])), []
+    for value in (8.0, math.inf, 16.0, math.nan, -8.0):
+        rows.assign(tf.fill([num_rows, 2], value))
+        step(tf.IndexedSlices(rows, tf.range(num_rows), tf.constant([num_rows, 2])))
+        seen.append((int(manager.get_status().skipped_steps), {*weight.numpy().flat}))
+    assert seen == [(0, {-0.5}), (1, {-0.5}), (1, {-1.5}), (2, {-1.5}), (2, {-1.0})]
+
+
+@for_every_keras()
+@_by_each_front_end
+@pytest.mark.parametrize("sparse", [False, True])
+def test_step_sets_nothing_on_the_gradients(keras: ModuleType, is_scaler: bool, sparse: bool) -> None:
+    *_, step = _stepping(keras, is_scaler, [64, 256], skip_spikes=tfmp.SpikeDetector())
+    grad = tf.ones([64, 256])
+    before = dict(vars(grad))
+    step(tf.IndexedSlices(grad, tf.range(64), tf.constant([64, 256])) if sparse else grad)
+    assert vars(grad) == before
 
 
 def _low(loss_scale: float) -> tfmp.LossScaleManager:

@@ -157,6 +157,7 @@ def test_function_that_builds_the_optimizer_is_traced_once(keras: ModuleType, na
         np.testing.assert_allclose(each.numpy(), other.numpy(), rtol=1e-6)
 
 
+_NO_COMPLEX = "it has no complex numbers"
 _REFUSED = "{} is of type complex64, and loss scaling is for real numbers: train the real"
 _MAKES = {"tf1": tf.compat.v1.train.GradientDescentOptimizer} | {
     name: keras.optimizers.SGD for name, keras in kerases.installed().items()
@@ -197,7 +198,8 @@ def test_complex_variable_is_refused_by_name_and_its_parts_are_trained(host: str
 
 
 @for_every_keras()
-def test_complex_gradients_are_refused_when_they_are_unscaled(keras: ModuleType) -> None:
+def test_complex_gradients_are_refused_when_they_are_unscaled_and_by_fit(keras: ModuleType) -> None:
+    skip_before((3, 6), keras, _NO_COMPLEX)
     sgd, grads = keras.optimizers.SGD, [tf.constant([1j], tf.complex64)]
     for unscale in (
         tfmp.LossScaleOptimizer(sgd(0.25)).get_unscaled_gradients,
@@ -207,10 +209,25 @@ def test_complex_gradients_are_refused_when_they_are_unscaled(keras: ModuleType)
         with pytest.raises(TypeError, match=_REFUSED.format("gradient 0")):
             unscale(grads)
 
+    class Rotation(keras.layers.Layer):  # type: ignore[name-defined, misc] # one of two packages
+        def build(self, shape: Any) -> None:
+            def initial(*_: Any, **__: Any) -> tf.Tensor:
+                return tf.constant([1 + 2j], tf.complex64)
+
+            self.phase = self.add_weight(name="phase", shape=[1], dtype="complex64", initializer=initial)
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return tf.abs(tf.convert_to_tensor(self.phase)) * inputs
+
+    model = keras.Sequential([Rotation()])
+    model.compile(tfmp.LossScaleOptimizer(sgd(0.25)), "mse")
+    with pytest.raises(TypeError, match=_REFUSED.format("the gradient of .*phase.*")):
+        model.fit(np.ones([2, 1], np.float32), np.ones([2, 1], np.float32), verbose=0)
+
 
 def test_scaler_that_is_not_enabled_trains_complex_variables() -> None:
     keras = next(iter(kerases.installed().values()))
-    skip_before((3, 6), keras, "it has no complex numbers")
+    skip_before((3, 6), keras, _NO_COMPLEX)
     scaler, opt = tfmp.GradScaler(enabled=False), keras.optimizers.SGD(0.25)
     phase = tf.Variable(tf.constant([1 + 2j], tf.complex64), name="phase")
     grads = scaler.unscale(opt, [tf.constant([4j], tf.complex64)])

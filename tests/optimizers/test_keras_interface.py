@@ -92,6 +92,17 @@ def test_repr_shows_settings_and_state_and_a_custom_manager_has_no_rule_to_show(
         )
 
 
+@kerases.for_every_kind
+def test_every_argument_that_a_front_end_takes_is_documented(keras: ModuleType, optimizers: ModuleType) -> None:
+    documented = {*inspect.signature(tfmp.LossScaleOptimizer).parameters}
+    assert [name for name in documented if f"{name}: " not in tfmp.LossScaleOptimizer.__doc__] == []
+    for inner in (optimizers.SGD(0.5), tf.compat.v1.train.GradientDescentOptimizer(0.5)):
+        classes = [each for each in type(tfmp.LossScaleOptimizer(inner)).__mro__ if each.__module__.startswith("tfmp.")]
+        specs = [inspect.getfullargspec(vars(each)["__init__"]) for each in classes if "__init__" in vars(each)]
+        taken = {name for spec in specs for name in (*spec.args, *spec.kwonlyargs)} - {"self"}
+        assert {"opt", "inner_optimizer"} <= taken <= documented
+
+
 def test_signature_and_help_of_the_public_class_show_arguments_and_methods() -> None:
     documented = list(inspect.signature(tfmp.LossScaleOptimizer).parameters)
     assert documented[:3] == ["opt", "loss_scale_manager", "is_distributed"]

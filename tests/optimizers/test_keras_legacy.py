@@ -190,6 +190,20 @@ def test_checkpoints_go_to_and_from_keras_own_wrapper_and_the_bare_optimizer(ker
                 assert int(counter) == 2
 
 
+@for_every_keras2
+def test_only_another_fixed_scale_is_warned_of_when_a_checkpoint_is_restored(
+    keras: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fixed(scale: float) -> tf.train.Checkpoint:
+        inner = keras.optimizers.legacy.SGD()
+        return tf.train.Checkpoint(opt=tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(scale)))
+
+    path = fixed(8).save(str(tmp_path / "checkpoint"))
+    for scale, warned in ((8, []), (16, [True])):
+        fixed(scale).restore(path).expect_partial()
+        assert ["the loss scale 8" in message for message in caplog.messages] == warned
+
+
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 @for_every_keras2
 def test_h5_files_hold_the_state_of_the_inner_optimizer(keras: ModuleType, tmp_path: Path) -> None:

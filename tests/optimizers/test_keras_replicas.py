@@ -265,6 +265,25 @@ def test_sums_that_overflow_are_skipped_and_what_overflowed_is_counted(
         assert found.last.numpy().tolist() == [expected]
 
 
+@for_every_keras()
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
+@pytest.mark.parametrize(("size", "jit_compile"), [(3, True), (2**20, "auto")])
+def test_one_tensor_may_be_the_gradient_on_both_replicas(
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, size: int, jit_compile: Any, compiled: bool
+) -> None:
+    with two_replicas.scope():
+        weights = [variable(keras, np.ones([size]), name) for name in ("kernel", "other")]
+        opt = _wrapped(keras, jit_compile=jit_compile)
+        opt.build(weights)
+    # As those that a script makes once for a variable that has no gradient yet.
+    zeros, fours = tf.zeros([size]), tf.fill([size], 4.0)
+    step = _step_of(two_replicas, opt, weights, lambda replica: [fours, zeros])
+    (tf.function(step) if compiled else step)()
+    # Divided by 8, and summed over both replicas.
+    found = [{*np.ravel(each)} for replica in values(two_replicas, weights) for each in replica]
+    assert found == [{0.5}, {1.0}] * 2
+
+
 @for_every_keras2
 def test_replicas_count_in_the_one_variable_of_an_optimizer_made_outside_of_the_scope_and_refuse_a_dtype_for_horovod(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy

@@ -207,6 +207,15 @@ def test_state_dict_of_a_scaler_holds_that_of_its_detector() -> None:
     assert second.scaler.state_dict() == state
 
 
+def test_log_max_manager_observes_spikes() -> None:
+    manager, weight = tfmp.LogMaxLossScaleManager(init_loss_scale=SCALE), tf.Variable([0.0])
+    opt = tfmp.LossScaleOptimizer(_SGD(1.0), manager, skip_spikes=tfmp.SpikeDetector(max_norm=10))
+    for value in (1.0, 64.0):
+        opt.minimize(lambda value=value: weight[0] * value, var_list=[weight])
+    # The largest magnitudes are 2**0 and 2**6.
+    assert (manager.state_dict()["log_mean"], int(opt.skipped_spikes)) == (3, 1)
+
+
 @pytest.mark.parametrize("together", [False, True], ids=["each", "together"])
 def test_optimizers_of_a_scaler_skip_spikes_that_one_replica_has(
     together: bool, two_replicas: tf.distribute.MirroredStrategy

@@ -300,16 +300,16 @@ def _synchronized(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
     synchronized.minimize(tf.reduce_sum(w), tf1.train.get_or_create_global_step())
 
 
-def _by_hand(unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., None]:
-    def apply(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> None:
+def _by_hand(unscale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., tf.Operation]:
+    def apply(opt: tfmp.LossScaleOptimizer, w: tf.Variable) -> tf.Operation:
         scale = opt.manager.get_loss_scale()
         (grad,) = tf.gradients(tf.reduce_sum(w) * scale, [w])
-        opt.apply_gradients([(unscale(grad, scale), w)])
+        return opt.apply_gradients([(unscale(grad, scale), w)])
 
     return apply
 
 
-_WAYS: dict[str, tuple[Callable[..., None], int]] = {
+_WAYS: dict[str, tuple[Callable[..., Any], int]] = {
     "minimize": (_minimized, 0),
     "clipped": (_clipped, 0),
     "another wrapper": (_applied_by_another_wrapper, 0),
@@ -323,10 +323,23 @@ _WAYS: dict[str, tuple[Callable[..., None], int]] = {
 }
 
 
-@pytest.mark.parametrize("make", [_fixed, lambda scale: _wrap()], ids=["fixed", "exponential"])
+_with_each_manager = pytest.mark.parametrize("make", [_fixed, lambda scale: _wrap()], ids=["fixed", "exponential"])
+
+
+@_with_each_manager
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.usefixtures("session")
 def test_only_a_script_that_does_not_unscale_is_warned(caplog: pytest.LogCaptureFixture, way: str, make: Any) -> None:
     apply, count = _WAYS[way]
     apply(make(8), _variable())
     assert len(_warnings(caplog)) == count
+
+
+@_with_each_manager
+@pytest.mark.parametrize("way", ["divided by hand", "multiplied and clipped"])
+def test_script_that_scales_by_hand_with_the_managers_scale_trains(session: tf1.Session, way: str, make: Any) -> None:
+    w = _variable()
+    step = _WAYS[way][0](make(8), w)
+    session.run(tf1.global_variables_initializer())
+    session.run(step)
+    assert session.run(w).tolist() == [0.5, 1.5]

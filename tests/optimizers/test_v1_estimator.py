@@ -1,4 +1,4 @@
-"""Estimator beside what tests/contract runs in it: its canned models and heads, managers made outside."""
+"""Estimator beside what tests/contract runs in it: its canned models and heads, managers made outside, two replicas."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +35,8 @@ def _config(directory: Path) -> Any:
     return tf.estimator.RunConfig(str(directory), tf_random_seed=1, log_step_count_steps=None, save_summary_steps=None)
 
 
-def _manager(scale: float) -> tfmp.LossScaleManager:
-    return tfmp.ExponentialUpdateLossScaleManager(scale, 1000, 1, decr_ratio=0.5)
+def _manager(scale: float, incr_every_n_steps: int = 1000) -> tfmp.LossScaleManager:
+    return tfmp.ExponentialUpdateLossScaleManager(scale, incr_every_n_steps, 1, decr_ratio=0.5)
 
 
 def _wrap(inner: Any, scale: float = _TOO_HIGH) -> Any:
@@ -165,19 +165,22 @@ def test_two_optimizers_of_a_canned_estimator_have_their_own_scales(is_v1: bool,
     assert values.keys() == set(bare.get_variable_names()) | _SCALE | {f"{name}_1" for name in _SCALE}
 
 
+def _model_fn(manager: Callable[[], tfmp.LossScaleManager], **settings: Any) -> Callable[..., Any]:
+    def model_fn(features: tf.Tensor, mode: str) -> Any:
+        loss = tf1.get_variable("w", initializer=1.0) * features
+        opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.5), manager(), **settings)
+        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return model_fn
+
+
 @pytest.mark.graph
 def test_variables_have_their_names_of_tf_contrib_and_a_manager_made_outside_works_in_each_graph(
     tmp_path: Path,
 ) -> None:
     manager = _manager(1024)
-
-    def model_fn(features: tf.Tensor, mode: str) -> Any:
-        loss = tf1.get_variable("w", initializer=1.0) * features
-        opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.5), manager)
-        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    estimator = tf.estimator.Estimator(model_fn, tmp_path)
+    estimator = tf.estimator.Estimator(_model_fn(lambda: manager), tmp_path)
     for scale in (512, 256):
         estimator.train(lambda: tf.data.Dataset.from_tensor_slices(np.float32([1, np.inf])))
         assert estimator.get_variable_value("loss_scale") == scale
@@ -185,3 +188,29 @@ def test_variables_have_their_names_of_tf_contrib_and_a_manager_made_outside_wor
         *("global_step", "w", "w/Adam", "w/Adam_1", "cond/beta1_power", "cond/beta2_power"),
         *_SCALE,
     }
+
+
+@pytest.mark.graph
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+@pytest.mark.parametrize("is_shared", [False, True], ids=["manager per replica", "manager made outside"])
+def test_overflow_on_one_replica_skips_both_and_the_hook_reports_one_manager(
+    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy, caplog: pytest.LogCaptureFixture, is_shared: bool
+) -> None:
+    shared = _manager(1024, 3)
+    model_fn = _model_fn((lambda: shared) if is_shared else lambda: _manager(1024, 3), is_distributed=True)
+    estimator = tf.estimator.Estimator(model_fn, tmp_path, tf.estimator.RunConfig(train_distribute=two_replicas))
+    # Each step takes a row, with a column for each replica.
+    rows = np.ones([6, 2], np.float32)
+    rows[1, 0] = rows[3, 1] = np.inf
+    with caplog.at_level("INFO", logger="tfmp"):
+        hook = tfmp.LossScaleLoggingHook(every_n_steps=100)
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(rows.ravel()), hooks=[hook])
+    names = ("loss_scale", "good_steps", "global_step")
+    assert [estimator.get_variable_value(name) for name in names] == [256, 2, 4]
+    assert estimator.get_variable_value("w") == pytest.approx(1 - 4 * 0.5, abs=1e-5)
+    assert [record.getMessage() for record in caplog.records if record.name == "tfmp"] == [
+        "loss scale 1024, global step 1, steps applied 1, skipped 0 (0 in a row)",
+        "loss scale 256, global step 4, steps applied 4, skipped 2 (0 in a row)",
+        "overflow in w:0: 1 inf",
+        "overflows by variable:\nvariable  skipped steps  at the last one\nw:0                   2  1 inf",
+    ]

@@ -115,6 +115,8 @@ def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way
                 loss = tf.reduce_sum(found["total"] ** 2) + tf.reduce_sum(found["parts"][0])
             assert (type(found["parts"]), found["parts"][1]) == (tuple, None)
             grads = tape.gradient(loss, [_X, *raw(layer.trainable_variables)])
+            # That of the embedding.
+            assert [type(grad) for grad in grads].count(tf.IndexedSlices) == 1
             return [found["total"], found["ids"], *map(tf.convert_to_tensor, grads)]
 
         return [each.numpy() for each in way(compute)()]
@@ -165,6 +167,23 @@ def test_gradients_in_a_function_read_no_activation_of_the_first_call(keras: Mod
     assert activations_read(plain)
     # What is computed from the results is no part of the block.
     assert activations_read(tfmp.Recompute) == set()
+
+
+@for_every_keras("keras3")
+def test_second_derivatives_are_those_of_the_layer(keras: ModuleType) -> None:
+    def second(wrap: Wrap) -> list[Any]:
+        block = wrap(keras.Sequential([keras.Input([4]), dense(keras, 4, "tanh"), dense(keras, 1)]))
+        # The last is a bias, on which the gradient of the inputs does not depend.
+        sources = [_X, *raw(block.trainable_variables)[:-1]]
+        with tf.GradientTape() as outer:
+            outer.watch(_X)
+            with tf.GradientTape() as tape:
+                tape.watch(_X)
+                y = block(_X)
+            penalty = tf.reduce_sum(tape.gradient(y, _X) ** 2)
+        return outer.gradient(penalty, sources)
+
+    assert_close(second(tfmp.Recompute), second(plain), 1e-6)
 
 
 @for_every_keras()

@@ -20,6 +20,7 @@ from keras_models import (
     model,
     names,
     plain,
+    raw,
     stateful_block,
     values,
 )
@@ -257,3 +258,21 @@ def test_recurrent_layer_is_reset_through_its_wrapper(keras: ModuleType) -> None
     assert np.any(np.asarray(cell.states[0]) != 0)
     wrapped.reset_state() if is_keras3(keras) else net.reset_states()
     assert not np.any(np.asarray(cell.states[0]))
+
+
+@pytest.mark.parametrize("level", ["O0", "O2", "O1-bfloat16"])
+@for_every_keras("keras3")
+def test_grad_scaler_trains_as_without_recomputation(keras: ModuleType, level: str) -> None:
+    def trained(wrap: Wrap) -> list[np.ndarray]:
+        net, opt, scaler = model(keras, wrap), keras.optimizers.SGD(0.05), tfmp.GradScaler(128.0)
+        variables = net.trainable_variables
+        for x, y in zip(*(np.split(each, 3) for each in data()), strict=True):
+            with tf.GradientTape() as tape:
+                loss = scaler.scale(tf.reduce_mean((net(x, training=True) - y) ** 2))
+            scaler.step(opt, zip(tape.gradient(loss, raw(variables)), variables, strict=True))
+            scaler.update()
+        assert int(scaler.applied_steps) == 3
+        return values(net)
+
+    with tfmp.precision(level):
+        assert_close(trained(tfmp.Recompute), trained(plain), 0)
