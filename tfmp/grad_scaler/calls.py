@@ -203,6 +203,9 @@ class Calls:
         for group in [group for call in calls for group in call.groups if of_step]:
             # It stays until the update: another branch of a conditional may step with the same gradients.
             group.used_by_step = True
+        for call in calls:
+            # What `unscale` found has tensors, which keep their graph alive.
+            call.groups = []
         here += calls
         return op
 
@@ -245,11 +248,16 @@ class Calls:
         replica, unscaled = current_replica(), []
         for place, calls in self._calls.items():
             unscaled += [each.gradients for each in calls if each.stage is Stage.UNSCALED]
-            # The trace of a function that is not around is finished, or has failed: nothing can follow in it.
+            # The trace of a function that is not around is finished, or has failed; or `update` is called in a
+            # `tf.init_scope`, or by another thread. Then the function may go on, but must not step again.
             is_over = isinstance(place, tf.Graph) and place.building_function and place not in around
             if place is here or is_over:
                 # On a replica, only its own calls are forgotten: the other replicas call `update` themselves.
-                calls[:] = [each for each in calls if replica not in (None, each.replica)]
+                calls[:] = [
+                    each
+                    for each in calls
+                    if replica not in (None, each.replica) or (place is not here and each.stage is Stage.STEPPED)
+                ]
         self._before = unscaled
         return done
 
