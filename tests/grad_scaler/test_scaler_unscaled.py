@@ -257,6 +257,20 @@ def test_update_forgets_the_gradients() -> None:
     assert [float(weight) for weight in training.weights] == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("end", [tfmp.GradScaler.update, tfmp.GradScaler.abandon])
+def test_gradients_are_forgotten_although_the_manager_raises_an_error(end: Callable[..., Any]) -> None:
+    class Raising(tfmp.FixedLossScaleManager):
+        def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+            raise OSError("the scale cannot be logged")
+
+    training = Training(tfmp.GradScaler(manager=Raising(1024)))
+    training.unscale(training.scaled())
+    with pytest.raises(OSError, match="cannot be logged"):
+        end(training.scaler)
+    training.step(training.scaled())
+    assert training.state()[:2] == (0.5, 0.5)
+
+
 @pytest.mark.parametrize(
     ("unscales", "steps"), [("eager", "function"), ("function", "eager"), ("function", "function")]
 )

@@ -222,12 +222,22 @@ class Calls:
         calls = self._calls.get(self._places()[0], [])
         ops = [each.op for each in calls if each.op is not None]
         if not self._is_strict:
-            return self._end(None, ops)
+            self._forget()
+            return tf.group(*ops)
         if not calls and not sets_scale:
             ops = self._refuse_if_nothing_found()
         # A step that Python has seen is certain, and needs no conditional.
         is_certain = any(each.stage is Stage.STEPPED for each in calls) and not sets_scale
-        return self._end(lambda found, counts: adjust(found, None if is_certain else counts.of_step), ops)
+
+        def adjusted(found: Found, counts: Counts) -> Done:
+            return adjust(found, None if is_certain else counts.of_step)
+
+        if not sets_scale:
+            return self._end(adjusted, ops)
+        # The iteration goes on if the manager refuses the user's scale.
+        done = self._take(adjusted, ops)
+        self._forget()
+        return done
 
     def give_up(self, adjust: Adjust) -> Done:
         """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
@@ -237,13 +247,18 @@ class Calls:
 
         return self._end(adjusted, [])
 
-    def _end(self, adjust: Callable[[Found, Counts], Done] | None, after: Sequence[tf.Operation]) -> Done:
-        """Adjust the loss scale after these ops, and forget the calls that were made in this place."""
-        if adjust is None:
-            done = tf.group(*after)
-        else:
-            distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-            done = distribution.once(lambda: self.findings.take(adjust, after=after))
+    def _end(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
+        """Forget the calls that were made in this place, and adjust the loss scale after these ops."""
+        # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
+        self._forget()
+        return self._take(adjust, after)
+
+    def _take(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
+        distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
+        return distribution.once(lambda: self.findings.take(adjust, after=after))
+
+    def _forget(self) -> None:
+        """Forget the calls that were made in this place, and in functions whose traces have ended."""
         here, *around = self._places()
         replica, unscaled = current_replica(), []
         for place, calls in self._calls.items():
@@ -259,7 +274,6 @@ class Calls:
                     if replica not in (None, each.replica) or (place is not here and each.stage is Stage.STEPPED)
                 ]
         self._before = unscaled
-        return done
 
     def _refuse_if_nothing_found(self) -> list[tf.Operation]:
         """Raise an error if nothing was found since the last update; in a function, return the op that checks this.
