@@ -108,6 +108,13 @@ class Calls:
                 "optimizers."
             )
         self._refuse_other_function(call, grads)
+        for group in call.groups:
+            counts = group.before.window_counts
+            if counts is not None and counts.shape[0] != len(grads):
+                raise ValueError(
+                    f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {len(grads)}: pass "
+                    "all of them, None too, with the variables in the accumulator's order."
+                )
         call.got = [any(group.gradients.got(grad) for group in call.groups) for grad in grads]
         call.scaled = [
             not is_old and (not call.groups or is_given or call.groups[0].gradients.precede(grad))

@@ -2,14 +2,14 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.adapter import names_of
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
@@ -25,9 +25,11 @@ from tfmp.grad_scaler.parts import (
     AdaptersTogether,
     Part,
     ScaledGradientsAdapter,
+    adapter_of,
     apply_unscaled,
     joined,
-    prepared_adapter,
+    prepare,
+    prepare_all,
     validated_optimizer,
     validated_steps,
 )
@@ -238,7 +240,7 @@ class GradScaler(StepsWithRanges, tf.Module):
             0.0
         """
         listed = lists.variables("variables", variables)
-        prepared_adapter(validated_optimizer(optimizer), listed, {}, self._compilers)
+        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._compilers))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -387,14 +389,21 @@ class GradScaler(StepsWithRanges, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        pairs = validated_steps(steps, kwargs)
+        pairs = validated_steps(steps, kwargs, refuses_complex=self._enabled)
         calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
         # Gradients stay scaled, unless the user has unscaled some of them.
         unscales, distribution = any(call.groups for call in calls), self._distribution()
-        parts = [
-            self._part(call, own, kwargs, distribution, unscales) for call, (_, own) in zip(calls, pairs, strict=True)
+        passed = [[grad for grad, _ in own] for _, own in pairs]
+        adapters = [
+            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
+            for optimizer, own in pairs
         ]
-        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
+        prepare_all(adapters, passed)
+        parts = [
+            self._part(call, adapter, own, distribution, unscales)
+            for call, adapter, own in zip(calls, adapters, passed, strict=True)
+        ]
+        grads = [grad for part in parts for grad in part.grads]
         adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
         loss_scale = tf.constant(1.0)
         # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
@@ -417,17 +426,12 @@ class GradScaler(StepsWithRanges, tf.Module):
     def _part(
         self,
         call: Call,
-        pairs: Sequence[tuple[Gradient, Any]],
-        kwargs: Mapping[str, Any],
+        adapter: OptimizerAdapter,
+        passed: Gradients,
         distribution: Distribution,
         unscales: bool,
     ) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
-        passed, variables = zip(*pairs, strict=True)
-        if self._enabled:
-            lists.refuse_complex(passed, names_of(variables))
-        adapter = prepared_adapter(call.optimizer, variables, kwargs, self._compilers)
-        adapter.refuse_unknown_variables(passed)
         grads = lists.of_tensors(passed)
         if not unscales:
             if self._enabled:
