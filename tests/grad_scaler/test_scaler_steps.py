@@ -345,6 +345,17 @@ def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool,
     assert float(scaler.loss_scale) == (2 if enabled else 1)
 
 
+def test_norm_without_scaling_has_what_was_unscaled_before_the_last_update() -> None:
+    scaler, optimizers = tfmp.GradScaler(enabled=False), [sgd(), sgd()]
+    scaler.record_gradient_norm()
+    grads = [scaler.unscale(optimizers[0], [tf.constant(3.0)])]
+    scaler.update()
+    grads.append(scaler.unscale(optimizers[1], [tf.constant(4.0)]))
+    pairs = [[(own[0], tf.Variable(0.0))] for own in grads]
+    scaler.step_all(zip(optimizers, pairs, strict=True))
+    assert float(scaler.gradient_norm) == 5
+
+
 def test_optimizer_that_skips_itself_divides_by_1_beside_the_window_of_a_disabled_scaler() -> None:
     scaler, fused, ordinary = tfmp.GradScaler(8, enabled=False), _Fused(), sgd()
     weights = [tf.Variable(0.0), tf.Variable(0.0)]

@@ -117,7 +117,7 @@ class Calls:
                 )
         call.got = [any(group.gradients.got(grad) for group in call.groups) for grad in grads]
         call.scaled = [
-            not is_old and (not call.groups or is_given or call.groups[0].gradients.precede(grad))
+            not call.groups or (not is_old and (is_given or call.groups[0].gradients.precede(grad)))
             for grad, is_old, is_given in zip(grads, are_old, call.got, strict=True)
         ]
         if call.groups and self._is_strict:
