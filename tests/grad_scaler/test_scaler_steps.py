@@ -345,6 +345,29 @@ def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool,
     assert float(scaler.loss_scale) == (2 if enabled else 1)
 
 
+@pytest.mark.parametrize(("unscales", "expected"), [(False, (24, tf.float16, 8)), (True, (3, tf.float32, 1))])
+def test_optimizer_that_skips_itself_gets_what_it_was_passed_beside_unscaled_gradients(
+    unscales: bool, expected: tuple[float, tf.DType, float]
+) -> None:
+    class Noting:
+        def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> None:
+            ((grad, _),) = grads_and_vars
+            assert (float(grad), grad.dtype, float(loss_scale)) == expected
+            given.append(bool(finite))
+
+    scaler, noting, ordinary, given = tfmp.GradScaler(8), Noting(), sgd(), list[bool]()
+    for other in (16.0, math.inf):
+        grads, rest = [tf.constant(24.0, tf.float16)], scaler.unscale(ordinary, [tf.constant(other)])
+        scaler.step_all(
+            [
+                (noting, zip(scaler.unscale(noting, grads) if unscales else grads, [tf.Variable(0.0)], strict=True)),
+                (ordinary, zip(rest, [tf.Variable(0.0)], strict=True)),
+            ]
+        )
+        scaler.update(8.0)
+    assert given == [True, False]
+
+
 def test_norm_without_scaling_has_what_was_unscaled_before_the_last_update() -> None:
     scaler, optimizers = tfmp.GradScaler(enabled=False), [sgd(), sgd()]
     scaler.record_gradient_norm()

@@ -214,6 +214,8 @@ class Part(NamedTuple):
     grads: Gradients
     #: What was found of groups of the gradients when they were unscaled; empty if they are still scaled.
     checks: Sequence[Checked]
+    #: The gradients before the step unscaled them, for a `ScaledGradientsOptimizer`; None if the user unscaled some.
+    scaled: Gradients | None = None
 
 
 def joined(parts: Sequence[Part]) -> Checked | None:

@@ -311,26 +311,30 @@ class GradScaler(StepsWithRanges, tf.Module):
         if isinstance(grads, GradientAccumulator):
             # Replicas end a window together, whether or not scaling is enabled.
             given, window, emptied = drain(grads, self._scaler.distribution())
-        unscaled, call.before = self._unscaled(given, distribution, window)
+        averaged = self._averaged(given, distribution, are_scaled=window is None)
+        unscaled, call.before = self._unscaled(averaged, distribution, window)
         call.gradients.add(given if window is None else [], unscaled)
         found = agree(call.before.found, self._scaler, distribution) if self._enabled else None
         self._calls.note([call], found, [emptied], distribution)
         return unscaled
 
-    def _unscaled(
-        self, grads: Gradients, distribution: Distribution, window: Checked | None = None
-    ) -> tuple[list[Gradient], Checked]:
-        """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
+    def _averaged(self, grads: Gradients, distribution: Distribution, *, are_scaled: bool = True) -> list[Gradient]:
+        """Return the gradients averaged over Horovod's processes; warn if they `are_scaled`, and their loss was not."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        own = distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
+        if self._enabled and are_scaled:
+            self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+        return distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
+
+    def _unscaled(
+        self, averaged: list[Gradient], distribution: Distribution, window: Checked | None = None
+    ) -> tuple[list[Gradient], Checked]:
+        """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
-            return own, before._replace(unclipped=own)
+            return averaged, before._replace(unclipped=averaged)
         facts = self._scaler.facts(distribution)
-        if window is None:
-            self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            own = self._scaler.unscale(own, facts.loss_scale)
+        own = self._scaler.unscale(averaged, facts.loss_scale) if window is None else averaged
         found = facts.check(of_window=window is not None).find(own)
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
@@ -405,19 +409,19 @@ class GradScaler(StepsWithRanges, tf.Module):
         ]
         grads = [grad for part in parts for grad in part.grads]
         adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
-        loss_scale = tf.constant(1.0)
+        loss_scale = one = tf.constant(1.0)
         # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
         if self._enabled or (before is not None and before.window_counts is not None):
             facts = self._scaler.facts()
             taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
-            done, loss_scale = [taken], facts.loss_scale if before is None else loss_scale
+            done, loss_scale = [taken], facts.loss_scale if self._enabled else one
         else:
             unclipped = grads if before is None or before.unclipped is None else before.unclipped
             stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
             done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
         done += [
-            part.adapter.apply_scaled(part.grads, loss_scale, found.applied)
+            part.adapter.apply_scaled(part.scaled or part.grads, loss_scale if part.scaled else one, found.applied)
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
@@ -432,21 +436,18 @@ class GradScaler(StepsWithRanges, tf.Module):
         unscales: bool,
     ) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
-        grads = lists.of_tensors(passed)
-        if not unscales:
-            if self._enabled:
-                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            names = [f"gradient {index}" for index in range(len(grads))]
-            return Part(adapter, distribution.mean(grads, names, None), [])
-        checks = [group.before for group in call.groups]
+        grads, checks = lists.of_tensors(passed), [group.before for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)
-        unscaled, check = self._unscaled(rest, distribution)
+        averaged = self._averaged(rest, distribution)
+        if not unscales:
+            return Part(adapter, averaged, [], averaged)
+        unscaled, check = self._unscaled(averaged, distribution)
         # The norm counts each gradient once.
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]
-        return Part(adapter, given, [*checks, check._replace(unclipped=others)])
+        return Part(adapter, given, [*checks, check._replace(unclipped=others)], None if checks else averaged)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:
