@@ -78,7 +78,8 @@ class GradScaler(StepsWithRanges, tf.Module):
             gradients itself. The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
-            "auto", where that saves time; True, always; False, never.
+            "auto", where that saves time; True, always; False, never. The programs of several optimizers in `step_all`
+            get gradients that were unscaled outside.
         skip_spikes: A `tfmp.SpikeDetector`, which skips finite steps whose norm is an outlier; by default none are.
 
     Attributes:
