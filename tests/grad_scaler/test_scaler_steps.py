@@ -97,6 +97,37 @@ def test_replicas_unscale_groups_in_runs_of_their_own_and_drop_the_step_together
         two_replicas.run(training.step, args=(grads,))
 
 
+def test_unscale_leaves_room_for_the_sum_over_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        scaler, optimizer = tfmp.GradScaler(1), sgd()
+    for grad, num_skipped in ((1e38, 0), (3e38, 1)):
+        two_replicas.run(lambda grad=grad: scaler.unscale(optimizer, [scaler.scale(grad)]))
+        scaler.update()
+        assert int(scaler.skipped_steps) == num_skipped
+
+
+@pytest.mark.parametrize("host", _ALL_HOSTS)
+@pytest.mark.parametrize("way", ["function", "replicas"])
+def test_variable_without_a_gradient_is_not_changed_and_is_trained_in_a_later_trace(
+    host: str, way: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    on_replicas = way == "replicas"
+    with two_replicas.scope() if on_replicas else contextlib.nullcontext():
+        scaler, optimizer = tfmp.GradScaler(8), sgd(0.5, host, momentum=0.5)
+        variables = [tf.Variable(1.0), tf.Variable(1.0)]
+
+    def iterate(trained: int) -> None:
+        grads = [scaler.scale(tf.constant(0.5)) if index == trained else None for index in range(2)]
+        scaler.step(optimizer, zip(grads, variables, strict=True))
+        scaler.update()
+
+    run = (lambda trained: two_replicas.run(iterate, (trained,))) if on_replicas else tf.function(iterate)
+    for trained in (0, 1):
+        run(trained)
+    # A gradient of 0 would move the first variable again, by its momentum. Replicas sum their gradients.
+    assert [float(variable.numpy()) for variable in variables] == [0.5 if on_replicas else 0.75] * 2
+
+
 @pytest.mark.parametrize("way", [*WAYS, "replicas, function"])
 @pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
