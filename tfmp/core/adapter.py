@@ -68,7 +68,7 @@ class OptimizerAdapter:
             self.optimizer.build(variables)
 
     def refuse_unknown_variables(self, grads: Gradients) -> None:
-        """Raise the host's own error if the optimizer was built without one of the variables; `prepare` comes before.
+        """Raise the host's own error if the optimizer was built already, without one of the variables.
 
         The optimizer itself would raise it too, but the programs that tfmp makes of it need not call the method that
         does.

@@ -146,11 +146,10 @@ def adapter_of(
 
 def prepare_all(adapters: Sequence[OptimizerAdapter], grads: Sequence[Gradients]) -> None:
     """Make the variables of all optimizers, or raise an error if one of them does not know its variables."""
-    # Only an optimizer that was built before can refuse a variable: the others are not built until none has.
-    pairs = zip(adapters, grads, strict=True)
-    for adapter, own in sorted(pairs, key=lambda pair: not getattr(pair[0].optimizer, "built", False)):
-        prepare(adapter)
+    for adapter, own in zip(adapters, grads, strict=True):
         adapter.refuse_unknown_variables(own)
+    for adapter in adapters:
+        prepare(adapter)
 
 
 def prepare(adapter: OptimizerAdapter) -> None:
