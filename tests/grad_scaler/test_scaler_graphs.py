@@ -90,6 +90,19 @@ def test_window_is_emptied_whether_it_is_applied_or_dropped(session: tf1.Session
         assert session.run([weight, accumulator.tried]) == [expected * steps, 0]
 
 
+def test_new_scale_that_is_fed_is_checked_when_it_runs(session: tf1.Session) -> None:
+    scaler, new_scale = tfmp.GradScaler(8), tf1.placeholder(tf.float32, [])
+    loop = _Loop(scaler)
+    update_op, state = scaler.update(new_scale), [scaler.loss_scale, scaler.attempted_steps]
+    session.run(tf1.global_variables_initializer())
+    for bad in (math.nan, math.inf, 0.5):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the new loss scale is not within"):
+            session.run(update_op, {new_scale: bad, loop.grad: 1.0})
+        assert session.run(state) == [8, 0]
+    session.run(update_op, {new_scale: 32.0, loop.grad: 1.0})
+    assert session.run(state) == [32, 1]
+
+
 def test_what_a_scaler_keeps_between_calls_are_no_variables_of_the_script(session: tf1.Session) -> None:
     scaler = tfmp.GradScaler(manager=tfmp.FixedLossScaleManager(8))
     before = tf1.global_variables()
@@ -122,11 +135,19 @@ def _in_conditional(call: Callable[[], Any]) -> Any:
     return tf.cond(tf1.placeholder(tf.bool, []), lambda: [call(), tf.constant(0.0)][1], lambda: tf.constant(0.0))
 
 
+def _clip_the_argument(scaler: tfmp.GradScaler) -> None:
+    weight, optimizer = _weight(), sgd()
+    grads = tf.gradients(scaler.scale(weight * 2.0), [weight])
+    scaler.unscale(optimizer, grads)
+    scaler.step(optimizer, [(tf.clip_by_value(grads[0], -1.0, 1.0), weight)])
+
+
 _BUILD_FIRST = "update was built before any step: build the steps first, and update in the same graph"
 _NO_VALUE = "was called in a graph.*tf.compat.v1.train.Saver saves"
 _REFUSED: dict[str, tuple[Callable[[tfmp.GradScaler], Any], type[Exception], str]] = {
     "update before steps": (lambda scaler: scaler.update(), RuntimeError, _BUILD_FIRST),
     "update twice": (lambda scaler: (_Loop(scaler), scaler.update(), scaler.update()), RuntimeError, _BUILD_FIRST),
+    "clip the argument of unscale": (_clip_the_argument, RuntimeError, "still scaled: .* Clip what unscale returned"),
     "step in a conditional": (
         lambda scaler: _in_conditional(lambda: scaler.step(sgd(), [(tf.constant(8.0), _weight())])),
         NotImplementedError,

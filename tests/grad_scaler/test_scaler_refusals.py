@@ -255,6 +255,32 @@ def test_variable_that_the_optimizer_was_not_built_with_is_refused_as_keras_does
     assert [float(each[0]) for each in (known, unknown)] == [1, 1]
 
 
+def _known() -> tuple[Any, list[Any]]:
+    optimizer = _KERAS.optimizers.SGD(1.0)
+    optimizer.build([tf.Variable(1.0)])
+    return optimizer, [(tf.constant(1.0), tf.Variable(1.0))]
+
+
+def _other_window(scaler: tfmp.GradScaler) -> tuple[Any, list[Any]]:
+    variables, optimizer = [tf.Variable(1.0), tf.Variable(1.0)], sgd()
+    accumulator = tfmp.GradientAccumulator(variables, 1)
+    accumulator.add([tf.constant(1.0), None])
+    return optimizer, [(scaler.unscale(optimizer, accumulator)[0], variables[0])]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda _: (sgd(), [(tf.constant(1j), tf.Variable(1j))]), lambda _: _known(), _other_window],
+    ids=["complex", "unknown variable", "part of a window"],
+)
+def test_refused_step_of_several_optimizers_makes_no_variables(make: Callable[..., Any]) -> None:
+    training, first = Training(), sgd(momentum=0.5)
+    refused = make(training.scaler)
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        training.scaler.step_all([(first, _pairs(training)), refused])
+    assert first.variables() == []
+
+
 @pytest.mark.parametrize(("named", "name"), [("_Named", None), ("_Named 'critic'", "critic")])
 def test_optimizer_is_named_by_its_type_and_its_name(named: str, name: str | None) -> None:
     class _Named:

@@ -1,6 +1,7 @@
 """The state of a `GradScaler`: in checkpoints, SavedModels and copies, and as it is shown."""
 
 import copy
+import json
 import math
 import pickle
 from collections.abc import Callable
@@ -23,7 +24,11 @@ def _step(scaler: Any, *grads: float, updates: bool = True) -> list[float]:
     return [float(weight), float(scaler.loss_scale), *counts(scaler)]
 
 
-def test_state_of_a_disabled_scaler_is_empty() -> None:
+def test_counts_are_loaded_as_the_floats_of_a_json_file_and_a_disabled_scaler_has_none() -> None:
+    scaler = tfmp.GradScaler(8, growth_interval=3)
+    scaler.load_state_dict(json.loads('{"loss_scale": 512.0, "good_steps": 2.0, "bad_steps": 0.0}'))
+    assert scaler.state_dict() == {"loss_scale": 512.0, "good_steps": 2, "bad_steps": 0}
+    assert _step(scaler, 8.0)[1] == 1024
     disabled = tfmp.GradScaler(enabled=False)
     disabled.load_state_dict({"anything": 8.0})
     assert disabled.state_dict() == {}

@@ -97,6 +97,37 @@ def test_replicas_unscale_groups_in_runs_of_their_own_and_drop_the_step_together
         two_replicas.run(training.step, args=(grads,))
 
 
+def test_unscale_leaves_room_for_the_sum_over_replicas(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    with two_replicas.scope():
+        scaler, optimizer = tfmp.GradScaler(1), sgd()
+    for grad, num_skipped in ((1e38, 0), (3e38, 1)):
+        two_replicas.run(lambda grad=grad: scaler.unscale(optimizer, [scaler.scale(grad)]))
+        scaler.update()
+        assert int(scaler.skipped_steps) == num_skipped
+
+
+@pytest.mark.parametrize("host", _ALL_HOSTS)
+@pytest.mark.parametrize("way", ["function", "replicas"])
+def test_variable_without_a_gradient_is_not_changed_and_is_trained_in_a_later_trace(
+    host: str, way: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    on_replicas = way == "replicas"
+    with two_replicas.scope() if on_replicas else contextlib.nullcontext():
+        scaler, optimizer = tfmp.GradScaler(8), sgd(0.5, host, momentum=0.5)
+        variables = [tf.Variable(1.0), tf.Variable(1.0)]
+
+    def iterate(trained: int) -> None:
+        grads = [scaler.scale(tf.constant(0.5)) if index == trained else None for index in range(2)]
+        scaler.step(optimizer, zip(grads, variables, strict=True))
+        scaler.update()
+
+    run = (lambda trained: two_replicas.run(iterate, (trained,))) if on_replicas else tf.function(iterate)
+    for trained in (0, 1):
+        run(trained)
+    # A gradient of 0 would move the first variable again, by its momentum. Replicas sum their gradients.
+    assert [float(variable.numpy()) for variable in variables] == [0.5 if on_replicas else 0.75] * 2
+
+
 @pytest.mark.parametrize("way", [*WAYS, "replicas, function"])
 @pytest.mark.parametrize("overflow_drops", ["window", "micro_batch"])
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
@@ -343,6 +374,40 @@ def test_optimizer_that_skips_itself_is_given_scale_and_decision(unscales: bool,
         iterate(tf.constant(grads))
     assert [float(weight) for weight in weights] == ([-5, -6, 0] if enabled else [-1, -2, 0])
     assert float(scaler.loss_scale) == (2 if enabled else 1)
+
+
+@pytest.mark.parametrize(("unscales", "expected"), [(False, (24, tf.float16, 8)), (True, (3, tf.float32, 1))])
+def test_optimizer_that_skips_itself_gets_what_it_was_passed_beside_unscaled_gradients(
+    unscales: bool, expected: tuple[float, tf.DType, float]
+) -> None:
+    class Noting:
+        def apply_scaled_gradients(self, grads_and_vars: Any, loss_scale: tf.Tensor, finite: tf.Tensor) -> None:
+            ((grad, _),) = grads_and_vars
+            assert (float(grad), grad.dtype, float(loss_scale)) == expected
+            given.append(bool(finite))
+
+    scaler, noting, ordinary, given = tfmp.GradScaler(8), Noting(), sgd(), list[bool]()
+    for other in (16.0, math.inf):
+        grads, rest = [tf.constant(24.0, tf.float16)], scaler.unscale(ordinary, [tf.constant(other)])
+        scaler.step_all(
+            [
+                (noting, zip(scaler.unscale(noting, grads) if unscales else grads, [tf.Variable(0.0)], strict=True)),
+                (ordinary, zip(rest, [tf.Variable(0.0)], strict=True)),
+            ]
+        )
+        scaler.update(8.0)
+    assert given == [True, False]
+
+
+def test_norm_without_scaling_has_what_was_unscaled_before_the_last_update() -> None:
+    scaler, optimizers = tfmp.GradScaler(enabled=False), [sgd(), sgd()]
+    scaler.record_gradient_norm()
+    grads = [scaler.unscale(optimizers[0], [tf.constant(3.0)])]
+    scaler.update()
+    grads.append(scaler.unscale(optimizers[1], [tf.constant(4.0)]))
+    pairs = [[(own[0], tf.Variable(0.0))] for own in grads]
+    scaler.step_all(zip(optimizers, pairs, strict=True))
+    assert float(scaler.gradient_norm) == 5
 
 
 def test_optimizer_that_skips_itself_divides_by_1_beside_the_window_of_a_disabled_scaler() -> None:

@@ -112,6 +112,13 @@ def _of_the_last_iteration(t: Training, _: Any, *, some: bool) -> None:
     t.step([*t.unscale(t.scaled()[:1]), unscaled[1]] if some else unscaled)
 
 
+def _step_again_after_an_update_outside(t: Training, _: Any) -> None:
+    t.step(t.unscale(t.scaled()))
+    with tf.init_scope():
+        t.scaler.update(1024.0)
+    t.step(t.scaled())
+
+
 def _sums(t: Training, _: Any) -> None:
     sums = [tf.Variable(1024.0), tf.Variable(3072.0)]
     t.unscale(sums)
@@ -186,6 +193,9 @@ _ROWS = {
     "window beside others": _Row(_unscale_a_window_beside_others, "one of the calls got an accumulator", ways=_EAGER),
     "of the last iteration": _Row(partial(_of_the_last_iteration, some=False), _BEFORE_UPDATE, ways=_EAGER),
     "some of the last iteration": _Row(partial(_of_the_last_iteration, some=True), "cannot tell which", ways=_EAGER),
+    "a step after an update outside": _Row(
+        _step_again_after_an_update_outside, "step was called already", ways=_IN_FUNCTION
+    ),
     "variables": _Row(_sums, _VARIABLE, ways=_EAGER),
 }
 
@@ -245,6 +255,20 @@ def test_update_forgets_the_gradients() -> None:
     # In the next iteration they are gradients of a scaled loss like any others.
     training.step(grads)
     assert [float(weight) for weight in training.weights] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("end", [tfmp.GradScaler.update, tfmp.GradScaler.abandon])
+def test_gradients_are_forgotten_although_the_manager_raises_an_error(end: Callable[..., Any]) -> None:
+    class Raising(tfmp.FixedLossScaleManager):
+        def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+            raise OSError("the scale cannot be logged")
+
+    training = Training(tfmp.GradScaler(manager=Raising(1024)))
+    training.unscale(training.scaled())
+    with pytest.raises(OSError, match="cannot be logged"):
+        end(training.scaler)
+    training.step(training.scaled())
+    assert training.state()[:2] == (0.5, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_model_that_tfmp_does_not_scale_is_warned_of_once_and_trains(
 
 @EVERY_KERAS
 @pytest.mark.parametrize("names", [("one", "two"), ("same", "same")])
-def test_steps_of_a_scaler_are_shown(keras: ModuleType, names: tuple[str, str]) -> None:
+def test_steps_of_a_scaler_are_shown(keras: ModuleType, names: tuple[str, str], tmp_path: Path) -> None:
     scaler = tfmp.GradScaler(8, skip_spikes=tfmp.SpikeDetector(max_norm=10))
     one, two = (tf.Variable(0.0, name=name) for name in names)
 
@@ -272,13 +272,17 @@ def test_steps_of_a_scaler_are_shown(keras: ModuleType, names: tuple[str, str]) 
             return {"loss": tf.constant(0.0)}
 
     model = Model()
-    model.compile(keras.optimizers.SGD(0.0), jit_compile=False)
-    callback = tfmp.LossScaleCallback(every_n_steps=1, scaler=scaler, ranges_every_n_steps=2)
+    model.compile(keras.optimizers.SGD(1.0), jit_compile=False)
+    settings: dict[str, Any] = {"scaler": scaler, "ranges_every_n_steps": 2, "summary_dir": str(tmp_path)}
+    callback = tfmp.LossScaleCallback(every_n_steps=1, **settings)
     grads = tf.constant([1.0, math.inf, 100.0, 2.0])
     with logged() as log:
         history = model.fit(grads, batch_size=1, shuffle=False, verbose=0, callbacks=[callback]).history
     assert (history["gradient_norm"], history["skipped_steps"], history["skipped_spikes"]) == ([10], [2], [1])
+    assert (history["loss_scale"], float(one), float(two)) == ([4], -9, -12)
     first, second = names
+    assert f"overflow in {first}:0: 1 inf; {second}:0: 1 inf" in log.info
+    assert any(tmp_path.iterdir())
     assert [line for line in log.info if line.startswith("spike")] == [
         f"spike: gradient norm 500 above the bound 10, from {second}:0 (64 %), {first}:0 (36 %); 1 skipped so far"
     ]

@@ -303,7 +303,7 @@ def built_with(optimizer: _Optimizer) -> Collection[Any]:
 
 
 def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:
-    """Raise Keras' own error if an optimizer was not built with one of the variables.
+    """Raise Keras' own error if an optimizer was built without one of the variables.
 
     `Optimizer._check_variables_are_known` of Keras 3, a ValueError; `Optimizer._index_dict` and `_var_key` of Keras 2,
     and `_update_step`, which raises a KeyError for such a variable before it looks at the gradient. In public, an
@@ -312,7 +312,8 @@ def refuse_unknown(optimizer: _Optimizer, variables: Sequence[Any]) -> None:
     An optimizer of Keras 2 has no `_index_dict`, and refuses nothing, if its `build` does not call that of Keras.
     """
     if is_optimizer_of_keras3(optimizer):
-        optimizer._check_variables_are_known(variables)
+        if optimizer.built:
+            optimizer._check_variables_are_known(variables)
         return
     for variable in variables if hasattr(optimizer, "_index_dict") else ():
         if optimizer._var_key(variable) not in optimizer._index_dict:

@@ -67,7 +67,7 @@ class OptimizerAdapter:
             self.optimizer.build(variables)
 
     def refuse_unknown_variables(self, grads: Gradients) -> None:
-        """Raise the host's own error if the optimizer was built without one of the variables; `prepare` comes before.
+        """Raise the host's own error if the optimizer was built already, without one of the variables.
 
         The programs that tfmp makes of an optimizer need not call the method of it that raises this error.
         """

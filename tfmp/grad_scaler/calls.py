@@ -108,9 +108,16 @@ class Calls:
                 "optimizers."
             )
         self._refuse_other_function(call, grads)
+        for group in call.groups:
+            counts = group.before.window_counts
+            if counts is not None and counts.shape[0] != len(grads):
+                raise ValueError(
+                    f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {len(grads)}: pass "
+                    "all of them, None too, with the variables in the accumulator's order."
+                )
         call.got = [any(group.gradients.got(grad) for group in call.groups) for grad in grads]
         call.scaled = [
-            not is_old and (not call.groups or is_given or call.groups[0].gradients.precede(grad))
+            not call.groups or (not is_old and (is_given or call.groups[0].gradients.precede(grad)))
             for grad, is_old, is_given in zip(grads, are_old, call.got, strict=True)
         ]
         if call.groups and self._is_strict:
@@ -203,6 +210,9 @@ class Calls:
         for group in [group for call in calls for group in call.groups if of_step]:
             # It stays until the update: another branch of a conditional may step with the same gradients.
             group.used_by_step = True
+        for call in calls:
+            # What `unscale` found has tensors, which keep their graph alive.
+            call.groups = []
         here += calls
         return op
 
@@ -219,12 +229,22 @@ class Calls:
         calls = self._calls.get(self._places()[0], [])
         ops = [each.op for each in calls if each.op is not None]
         if not self._is_strict:
-            return self._end(None, ops)
+            self._forget()
+            return tf.group(*ops)
         if not calls and not sets_scale:
             ops = self._refuse_if_nothing_found()
         # A step that Python has seen is certain, and needs no conditional.
         is_certain = any(each.stage is Stage.STEPPED for each in calls) and not sets_scale
-        return self._end(lambda found, counts: adjust(found, None if is_certain else counts.of_step), ops)
+
+        def adjusted(found: Found, counts: Counts) -> Done:
+            return adjust(found, None if is_certain else counts.of_step)
+
+        if not sets_scale:
+            return self._end(adjusted, ops)
+        # The iteration goes on if the manager refuses the user's scale.
+        done = self._take(adjusted, ops)
+        self._forget()
+        return done
 
     def give_up(self, adjust: Adjust) -> Done:
         """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
@@ -234,24 +254,33 @@ class Calls:
 
         return self._end(adjusted, [])
 
-    def _end(self, adjust: Callable[[Found, Counts], Done] | None, after: Sequence[tf.Operation]) -> Done:
-        """Adjust the loss scale after these ops, and forget the calls that were made in this place."""
-        if adjust is None:
-            done = tf.group(*after)
-        else:
-            distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-            done = distribution.once(lambda: self.findings.take(adjust, after=after))
+    def _end(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
+        """Forget the calls that were made in this place, and adjust the loss scale after these ops."""
+        # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
+        self._forget()
+        return self._take(adjust, after)
+
+    def _take(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
+        distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
+        return distribution.once(lambda: self.findings.take(adjust, after=after))
+
+    def _forget(self) -> None:
+        """Forget the calls that were made in this place, and in functions whose traces have ended."""
         here, *around = self._places()
         replica, unscaled = current_replica(), []
         for place, calls in self._calls.items():
             unscaled += [each.gradients for each in calls if each.stage is Stage.UNSCALED]
-            # The trace of a function that is not around is finished, or has failed: nothing can follow in it.
+            # The trace of a function that is not around is finished, or has failed; or `update` is called in a
+            # `tf.init_scope`, or by another thread. Then the function may go on, but must not step again.
             is_over = isinstance(place, tf.Graph) and place.building_function and place not in around
             if place is here or is_over:
                 # On a replica, only its own calls are forgotten: the other replicas call `update` themselves.
-                calls[:] = [each for each in calls if replica not in (None, each.replica)]
+                calls[:] = [
+                    each
+                    for each in calls
+                    if replica not in (None, each.replica) or (place is not here and each.stage is Stage.STEPPED)
+                ]
         self._before = unscaled
-        return done
 
     def _refuse_if_nothing_found(self) -> list[tf.Operation]:
         """Raise an error if nothing was found since the last update; in a function, return the op that checks this.

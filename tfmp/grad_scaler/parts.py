@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfmp.any_keras.which import is_optimizer_of_keras3, keras_of
 from tfmp.core import lists, settings
-from tfmp.core.adapter import OptimizerAdapter, is_overwritten
+from tfmp.core.adapter import OptimizerAdapter, is_overwritten, names_of
 from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
@@ -56,7 +56,7 @@ class ScaledGradientsOptimizer(Protocol):
 
 
 def validated_steps(
-    steps: Iterable[tuple[Any, GradsAndVars]], kwargs: Mapping[str, Any]
+    steps: Iterable[tuple[Any, GradsAndVars]], kwargs: Mapping[str, Any], *, refuses_complex: bool
 ) -> list[tuple[Any, list[tuple[Gradient, Any]]]]:
     """Return optimizers, each with its pairs of gradients and variables, or raise an error before any has stepped."""
     what, advice = "pairs of an optimizer and its grads_and_vars", "pass [(optimizer, zip(grads, variables)), ...]"
@@ -79,6 +79,8 @@ def validated_steps(
                 'the "gradient" of a variable is its next value (float8 scales), which tfmp.GradScaler would unscale: '
                 "train it with tfmp.LossScaleOptimizer."
             )
+        if refuses_complex:
+            lists.refuse_complex([grad for grad, _ in pairs], names_of(variable for _, variable in pairs))
         kind = type(optimizer).__name__
         if kwargs and isinstance(optimizer, ScaledGradientsOptimizer):
             raise TypeError(f"{kind}.apply_scaled_gradients takes no {given}: leave it out.")
@@ -121,26 +123,37 @@ def validated_optimizer(optimizer: Any) -> Any:  # noqa: ANN401 - of any host
     return optimizer
 
 
-def prepared_adapter(
+def adapter_of(
     optimizer: Any,  # noqa: ANN401 - of any host
     variables: Sequence[Any],
     kwargs: Mapping[str, Any],
     compilers: UpdateCompilers,
 ) -> OptimizerAdapter:
-    """Return the adapter for an optimizer's type, and make the optimizer's own variables, if they can be made now."""
+    """Return the adapter for an optimizer's type."""
     is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
     if isinstance(optimizer, ScaledGradientsOptimizer):
-        adapter: OptimizerAdapter = ScaledGradientsAdapter(optimizer, variables)
-    elif isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        adapter = TF1Adapter(optimizer, variables, kwargs)
-    elif keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
-        adapter = LegacyAdapter(optimizer, variables, kwargs)
-    elif not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
+        return ScaledGradientsAdapter(optimizer, variables)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return TF1Adapter(optimizer, variables, kwargs)
+    if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
+        return LegacyAdapter(optimizer, variables, kwargs)
+    if not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
         # A user's class may do more in `apply_gradients` than Keras' own classes do.
         kind = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
-        adapter = kind(optimizer, variables, compiler=compilers.of(optimizer))
-    else:
-        adapter = OptimizerAdapter(optimizer, variables, kwargs)
+        return kind(optimizer, variables, compiler=compilers.of(optimizer))
+    return OptimizerAdapter(optimizer, variables, kwargs)
+
+
+def prepare_all(adapters: Sequence[OptimizerAdapter], grads: Sequence[Gradients]) -> None:
+    """Make the variables of all optimizers, or raise an error if one of them does not know its variables."""
+    for adapter, own in zip(adapters, grads, strict=True):
+        adapter.refuse_unknown_variables(own)
+    for adapter in adapters:
+        prepare(adapter)
+
+
+def prepare(adapter: OptimizerAdapter) -> None:
+    """Make an optimizer's own variables, if they can be made now."""
     try:
         adapter.prepare(adapter.variables)
     except ValueError as error:
@@ -148,11 +161,10 @@ def prepared_adapter(
         if tf.executing_eagerly() or "ariables" not in str(error):
             raise
         raise ValueError(
-            f"{type(optimizer).__name__} has no variables yet for {', '.join(adapter.names)}, and a tf.function makes "
-            "none when it is traced again: call scaler.prepare(optimizer, variables) before the function is first "
-            "called."
+            f"{type(adapter.optimizer).__name__} has no variables yet for {', '.join(adapter.names)}, and a "
+            "tf.function makes none when it is traced again: call scaler.prepare(optimizer, variables) before the "
+            "function is first called."
         ) from error
-    return adapter
 
 
 class ScaledGradientsAdapter(OptimizerAdapter):
@@ -201,6 +213,8 @@ class Part(NamedTuple):
     grads: Gradients
     #: What was found of groups of the gradients when they were unscaled; empty if they are still scaled.
     checks: Sequence[Checked]
+    #: The gradients before the step unscaled them, for a `ScaledGradientsOptimizer`; None if the user unscaled some.
+    scaled: Gradients | None = None
 
 
 def joined(parts: Sequence[Part]) -> Checked | None:
@@ -236,11 +250,5 @@ def _window_counts(parts: Sequence[Part]) -> tf.Tensor:
     for part in parts:
         num_variables = len(part.adapter.variables)
         of_windows = [check.window_counts for check in part.checks if check.window_counts is not None]
-        of_part = of_windows[0] if of_windows else tf.zeros([num_variables, len(KINDS)], tf.int64)
-        if of_part.shape[0] != num_variables:
-            raise ValueError(
-                f"unscale returned {of_part.shape[0]} gradients of the accumulator, and step got {num_variables}: pass "
-                "all of them, None too, with the variables in the accumulator's order."
-            )
-        counts.append(of_part)
+        counts.append(of_windows[0] if of_windows else tf.zeros([num_variables, len(KINDS)], tf.int64))
     return tf.concat(counts, axis=0)

@@ -2,14 +2,14 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
-from tfmp.core.adapter import names_of
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
@@ -25,9 +25,11 @@ from tfmp.grad_scaler.parts import (
     AdaptersTogether,
     Part,
     ScaledGradientsAdapter,
+    adapter_of,
     apply_unscaled,
     joined,
-    prepared_adapter,
+    prepare,
+    prepare_all,
     validated_optimizer,
     validated_steps,
 )
@@ -76,7 +78,8 @@ class GradScaler(StepsWithRanges, tf.Module):
             gradients itself. The replicas of a `tf.distribute` strategy are recognized with either value.
         overflow_detector: Decides which gradients overflowed; by default a `tfmp.NonFiniteDetector`.
         jit_compile: Whether XLA compiles unscaling, clipping and the update of a Keras optimizer into one program:
-            "auto", where that saves time; True, always; False, never.
+            "auto", where that saves time; True, always; False, never. The programs of several optimizers in `step_all`
+            get gradients that were unscaled outside.
         skip_spikes: A `tfmp.SpikeDetector`, which skips finite steps whose norm is an outlier; by default none are.
 
     Attributes:
@@ -238,7 +241,7 @@ class GradScaler(StepsWithRanges, tf.Module):
             0.0
         """
         listed = lists.variables("variables", variables)
-        prepared_adapter(validated_optimizer(optimizer), listed, {}, self._compilers)
+        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._compilers))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -309,26 +312,30 @@ class GradScaler(StepsWithRanges, tf.Module):
         if isinstance(grads, GradientAccumulator):
             # Replicas end a window together, whether or not scaling is enabled.
             given, window, emptied = drain(grads, self._scaler.distribution())
-        unscaled, call.before = self._unscaled(given, distribution, window)
+        averaged = self._averaged(given, distribution, are_scaled=window is None)
+        unscaled, call.before = self._unscaled(averaged, distribution, window)
         call.gradients.add(given if window is None else [], unscaled)
         found = agree(call.before.found, self._scaler, distribution) if self._enabled else None
         self._calls.note([call], found, [emptied], distribution)
         return unscaled
 
-    def _unscaled(
-        self, grads: Gradients, distribution: Distribution, window: Checked | None = None
-    ) -> tuple[list[Gradient], Checked]:
-        """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
+    def _averaged(self, grads: Gradients, distribution: Distribution, *, are_scaled: bool = True) -> list[Gradient]:
+        """Return the gradients averaged over Horovod's processes; warn if they `are_scaled`, and their loss was not."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
-        own = distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
+        if self._enabled and are_scaled:
+            self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+        return distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
+
+    def _unscaled(
+        self, averaged: list[Gradient], distribution: Distribution, window: Checked | None = None
+    ) -> tuple[list[Gradient], Checked]:
+        """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
-            return own, before._replace(unclipped=own)
+            return averaged, before._replace(unclipped=averaged)
         facts = self._scaler.facts(distribution)
-        if window is None:
-            self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            own = self._scaler.unscale(own, facts.loss_scale)
+        own = self._scaler.unscale(averaged, facts.loss_scale) if window is None else averaged
         found = facts.check(of_window=window is not None).find(own)
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
@@ -387,28 +394,35 @@ class GradScaler(StepsWithRanges, tf.Module):
             >>> float(v), float(w)
             (1.0, 1.0)
         """
-        pairs = validated_steps(steps, kwargs)
+        pairs = validated_steps(steps, kwargs, refuses_complex=self._enabled)
         calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
         # Gradients stay scaled, unless the user has unscaled some of them.
         unscales, distribution = any(call.groups for call in calls), self._distribution()
-        parts = [
-            self._part(call, own, kwargs, distribution, unscales) for call, (_, own) in zip(calls, pairs, strict=True)
+        passed = [[grad for grad, _ in own] for _, own in pairs]
+        adapters = [
+            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
+            for optimizer, own in pairs
         ]
-        adapters, grads = [part.adapter for part in parts], [grad for part in parts for grad in part.grads]
+        prepare_all(adapters, passed)
+        parts = [
+            self._part(call, adapter, own, distribution, unscales)
+            for call, adapter, own in zip(calls, adapters, passed, strict=True)
+        ]
+        grads = [grad for part in parts for grad in part.grads]
         adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
-        loss_scale = tf.constant(1.0)
+        loss_scale = one = tf.constant(1.0)
         # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
         if self._enabled or (before is not None and before.window_counts is not None):
             facts = self._scaler.facts()
             taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
-            done, loss_scale = [taken], facts.loss_scale if before is None else loss_scale
+            done, loss_scale = [taken], facts.loss_scale if self._enabled else one
         else:
             unclipped = grads if before is None or before.unclipped is None else before.unclipped
             stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
             done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
         done += [
-            part.adapter.apply_scaled(part.grads, loss_scale, found.applied)
+            part.adapter.apply_scaled(part.scaled or part.grads, loss_scale if part.scaled else one, found.applied)
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
@@ -417,32 +431,24 @@ class GradScaler(StepsWithRanges, tf.Module):
     def _part(
         self,
         call: Call,
-        pairs: Sequence[tuple[Gradient, Any]],
-        kwargs: Mapping[str, Any],
+        adapter: OptimizerAdapter,
+        passed: Gradients,
         distribution: Distribution,
         unscales: bool,
     ) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
-        passed, variables = zip(*pairs, strict=True)
-        if self._enabled:
-            lists.refuse_complex(passed, names_of(variables))
-        adapter = prepared_adapter(call.optimizer, variables, kwargs, self._compilers)
-        adapter.refuse_unknown_variables(passed)
-        grads = lists.of_tensors(passed)
-        if not unscales:
-            if self._enabled:
-                self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
-            names = [f"gradient {index}" for index in range(len(grads))]
-            return Part(adapter, distribution.mean(grads, names, None), [])
-        checks = [group.before for group in call.groups]
+        grads, checks = lists.of_tensors(passed), [group.before for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)
-        unscaled, check = self._unscaled(rest, distribution)
+        averaged = self._averaged(rest, distribution)
+        if not unscales:
+            return Part(adapter, averaged, [], averaged)
+        unscaled, check = self._unscaled(averaged, distribution)
         # The norm counts each gradient once.
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]
-        return Part(adapter, given, [*checks, check._replace(unclipped=others)])
+        return Part(adapter, given, [*checks, check._replace(unclipped=others)], None if checks else averaged)
 
     @without_autograph
     def update(self, new_scale: float | tf.Tensor | None = None) -> tf.Operation:

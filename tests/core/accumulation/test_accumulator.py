@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.oracle import Window
@@ -169,6 +170,34 @@ def test_accumulator_is_the_model(model: Model, micro_batches: list[Any]) -> Non
                 accumulator.drain(lambda counts: counts)
 
 
+def _in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        function(*arguments)
+
+    return MODES[mode](call)
+
+
+@pytest.mark.parametrize("mode", ["function", "xla"])
+@pytest.mark.parametrize("drops", ["window", "micro_batch"])
+def test_traced_calls_do_as_eager_ones(drops: str, mode: str) -> None:
+    rng, model = np.random.default_rng(0), Model(Window(3, drops, 8), saturates=True)
+    accumulator = model.accumulator()
+    add, reset = _in_mode(mode, accumulator.add), _in_mode(mode, accumulator.reset)
+    for form, bad in [("dense", 1), ("sparse", 1), ("sparse", math.nan), ("sparse", _LIMIT), *[("sparse", 1)] * 5]:
+        grads: list[Any] = [
+            (each, np.array(rng.integers(-9, 9, shape) * _SCALE, dtype))
+            for each, shape, dtype in zip([form, "dense", "dense"], _SHAPES, _WIDE, strict=True)
+        ]
+        grads[1][1][0] = bad
+        # The detector is told the scale, which may be a tensor of any type.
+        add(list(map(_tensor, grads)), tf.constant(_SCALE, tf.float64))
+        model.add(grads, _SCALE)
+        _assert_is(accumulator, model)
+        if model.is_full():
+            reset()
+            model.end()
+
+
 def test_sum_that_overflows_though_no_micro_batch_did_is_infinite() -> None:
     accumulator = tfmp.GradientAccumulator([tf.Variable(0.0)], 2)
     for _ in range(2):
@@ -232,6 +261,20 @@ def test_variable_that_a_traced_end_of_the_window_leaves_out_is_not_lost_silentl
     add(2.0)
     add(None)
     assert [float(grad) for grad in tf.function(accumulator.mean)()] == [1, 1, 1]
+
+
+@pytest.mark.graph
+def test_run_that_fails_before_it_has_gradients_does_not_count(session: tf1.Session) -> None:
+    fed = tf1.placeholder(tf.float32, [])
+    accumulator = tfmp.GradientAccumulator([tf1.get_variable("weight", initializer=0.0)], 2)
+    added = accumulator.add([tf.debugging.check_numerics(fed, "the input ended")])
+    session.run(tf1.global_variables_initializer())
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the input ended"):
+            session.run(added, {fed: math.nan})
+    session.run(added, {fed: 2.0})
+    counters = [accumulator.tried, accumulator.tried_in_epoch, accumulator.kept]
+    assert session.run([*counters, accumulator.largest]) == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("keeps_float32", [False, True])
@@ -298,6 +341,26 @@ def test_window_is_full_within_and_outside_of_replicas(two_replicas: Any, steps:
     # A single device has nothing to share.
     tf.distribute.OneDeviceStrategy("cpu:0").run(lambda: shared.add([tf.constant(1.0)]))
     assert float(shared.tried) == 1
+
+
+def test_part_of_a_window_may_be_larger_than_a_micro_batch_may_be(two_replicas: tf.distribute.MirroredStrategy) -> None:
+    detector, applied = tfmp.SaturationDetector(), []
+    with two_replicas.scope():
+        manager = tfmp.FixedLossScaleManager(1)
+        accumulator = tfmp.GradientAccumulator(
+            [tf.Variable(0.0)], 2, overflow_drops="micro_batch", overflow_detector=detector
+        )
+    scaler = scaler_of(manager, detector)
+
+    def of_replica() -> None:
+        grad = _own(tf.constant([40000.0, math.inf]))
+        take_step(scaler, [grad], ["w"], lambda grads: applied.append(float(grads[0])), accumulator=accumulator)
+
+    for _ in range(2):
+        two_replicas.run(of_replica)
+    # The one that was kept, twice: 80000, which no micro-batch may have.
+    assert applied == [80000, 0]
+    assert scaler.overflow_reports()[0].last.numpy().tolist() == [[2, 0, 0]]
 
 
 _WHOLE = "must be a whole number from 1 to 2**31 - 1, got"
