@@ -61,11 +61,11 @@ def with_library(line: str) -> str:
             return line
         if whose == "library":
             module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-            # The class of the library; the object may be of a user's subclass.
+            # The class whose method runs; the object may be of a subclass.
             classes = [
                 each.__name__
                 for each in type(frame.f_locals.get("self")).__mro__
-                if each.__module__ == module and name in vars(each)
+                if name in vars(each) and getattr(inspect.unwrap(vars(each)[name]), "__code__", None) is frame.f_code
             ]
             return f"{line}, in {'.'.join([module, *classes[:1], name])} ({own_line})"
     return line

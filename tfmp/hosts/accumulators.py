@@ -61,7 +61,7 @@ class Accumulators:
             return None
         with tf.init_scope():
             eager = tf.executing_eagerly()
-            kept = self._in_eager_code if eager else self._in_graph.get()
+            kept = self._in_eager_code if eager or self._is_built else self._in_graph.get()
             found = _find(kept, variables)
             if found is None and self._is_built:
                 raise ValueError(

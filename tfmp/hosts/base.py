@@ -272,7 +272,8 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         The loss may be a function that returns it; then the result is one too.
         """
         if callable(loss):
-            return lambda: self.get_scaled_loss(loss())
+            # A subclass that overrides this method has been called already.
+            return lambda: LossScaleOptimizer.get_scaled_loss(self, loss())
         return self._loop.note_scaled("get_scaled_loss", self._scaler.scale(loss))
 
     @without_autograph
