@@ -61,7 +61,7 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
         "Keras 2 asks callbacks whether it must read each batch for them; no public method is asked",
     ),
     "optimizer_state/keras3.py": (
-        "_apply_weight_decay _var_key _learning_rate _distribution_strategy _track_variable",
+        "_apply_weight_decay _var_key _learning_rate _distribution_strategy",
         "Keras 3 would decay weights in half precision, and not find the slots of a view; a configuration leaves out "
         "settings of an optimizer",
     ),
