@@ -81,4 +81,4 @@ def is_foreign(value: Any) -> bool:  # noqa: ANN401 - whatever an object or a cl
     # The module in which a function was defined. `__module__` would be that of the function that a user's one wraps.
     home = getattr(function, "__globals__", None)
     module = type(function).__module__ if home is None else home.get("__name__")
-    return (module or "").partition(".")[0] not in OWN_PACKAGES | {"builtins"}
+    return not is_from(OWN_PACKAGES | {"builtins"}, module)

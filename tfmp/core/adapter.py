@@ -98,7 +98,7 @@ class OptimizerAdapter:
         return None
 
     def on_step(self, applied: tf.Tensor) -> Done:
-        """Count what the host counts: called once for each step, not for each replica; skipped if not `applied`."""
+        """Count what the host counts, once for a step and not for each replica; a skipped step is not `applied`."""
         del applied
         return None
 
