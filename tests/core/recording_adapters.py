@@ -42,10 +42,17 @@ class _Program:
 class RecordingAdapter(FunctionAdapter):
     """Keeps with what its optimizer or its programs are asked to apply gradients, and which steps it is told of."""
 
-    def __init__(self, *, has_program: bool = True, clips: bool = False, overwritten: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        kernel: tf.DType = tf.float32,
+        has_program: bool = True,
+        clips: bool = False,
+        overwritten: Collection[int] = (),
+    ) -> None:
         super().__init__(["kernel", "bias"], lambda grads: self.applied.append(numbers(grads)))
         self.overwritten = frozenset(overwritten)
-        self.dtypes = [tf.float16, tf.float32]
+        self.dtypes = [kernel, tf.float32]
         self.applied: list[Any] = []
         self.steps: list[bool] = []
         self._has_program, self._clips = has_program, clips

@@ -258,6 +258,12 @@ def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinit
     assert [bool(check.usable(grads)) for check in (alone, summed)] == [True, False]
     counts = [check.counts(grads).numpy().tolist() for check in (alone, summed)]
     assert counts == [[_NOTHING, _NOTHING], [[2, 0, 0], _NOTHING]]
+    # Scaled gradients are divided before they are summed, those of half precision in float32.
+    for loss_scale, is_usable in [(1.0, False), (4.0, True)]:
+        scaled = GradientCheck(tfmp.NonFiniteDetector(), tf.constant(loss_scale), are_scaled=True, num_summed=2)
+        assert bool(scaled.usable(grads)) is is_usable
+        assert scaled.counts(grads).numpy().tolist() == [_NOTHING if is_usable else [2, 0, 0], _NOTHING]
+        assert bool(scaled.usable([tf.constant([65504.0], tf.float16)]))
     # Where gradients are not summed, the detector alone decides.
     for num_summed, finite in [(1, True), (2, False)]:
         check = GradientCheck(_Tolerant(), tf.constant(8.0), num_summed=num_summed)

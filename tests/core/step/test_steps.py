@@ -38,13 +38,15 @@ tf1 = tf.compat.v1
         # their norm too.
         ({}, True, ([2 + 2.0**-12, 16], 8, None)),
         ({"clips": True}, True, ([2 + 2.0**-12, 16], 8, pytest.approx(math.hypot(2 + 2.0**-12, 16)))),
-        # In true magnitude they are cast: 2 + 2**-12 is no number of float16.
-        ({"clips": True}, False, ([2, 16], 1, pytest.approx(math.hypot(2, 16)))),
+        # In half precision they are unscaled and cast before: 2 + 2**-12 is no number of float16.
+        ({"clips": True, "kernel": tf.float16}, False, ([2, 16], 1, pytest.approx(math.hypot(2, 16)))),
+        ({"clips": True, "kernel": tf.float16}, True, ([0.25, 2], 1, pytest.approx(math.hypot(0.25, 2)))),
         # Without a program, gradients are unscaled and cast.
-        ({"has_program": False}, False, [2, 16]),
-        ({"has_program": False}, True, [0.25, 2]),
+        ({"has_program": False, "kernel": tf.float16}, False, [2, 16]),
+        ({"has_program": False, "kernel": tf.float16}, True, [0.25, 2]),
+        ({"has_program": False}, True, [0.25 + 2.0**-15, 2]),
         # The next value of a variable is neither unscaled nor cast.
-        ({"has_program": False, "overwritten": [1]}, True, [0.25, 16]),
+        ({"has_program": False, "overwritten": [1]}, True, [0.25 + 2.0**-15, 16]),
     ],
 )
 def test_optimizers_and_programs_get_gradients_in_the_form_they_take(
@@ -58,16 +60,15 @@ def test_optimizers_and_programs_get_gradients_in_the_form_they_take(
 @pytest.mark.parametrize("are_scaled", [False, True])
 @pytest.mark.parametrize(
     ("kind", "grads", "distribution", "applied"),
-    # Applied if it is True, and if it is "unscaled" where the gradients came in true magnitude.
     [
         # Saturated when it was scaled; the next value of a variable was never scaled, and no gradient overflowed.
         ("saturation", [1.0, 65504.0], None, False),
         ("saturation", [65504.0, 1.0], None, False),
         ("finite", [1.0, 65504.0], None, True),
-        # The sum over two replicas would overflow; unscaled, it does not.
-        ("finite", [1.0, 3e38], OfTwo(), "unscaled"),
-        ("own detector", [1.0, 3e38], OfTwo(), "unscaled"),
-        ("largest magnitude", [1.0, 3e38], OfTwo(), "unscaled"),
+        # The sum of scaled gradients over two replicas would overflow, but they are unscaled before they are summed.
+        ("finite", [1.0, 3e38], OfTwo(), True),
+        ("own detector", [1.0, 3e38], OfTwo(), True),
+        ("largest magnitude", [1.0, 3e38], OfTwo(), True),
         ("ignores sums", [1.0, 3e38], OfTwo(), True),
         # A scale that can be less than 1 makes gradients larger: they are unscaled before they are checked.
         ("below 1", [1.0, 3e38], OfTwo(), True),
@@ -75,12 +76,12 @@ def test_optimizers_and_programs_get_gradients_in_the_form_they_take(
     ],
 )
 def test_facts_decide_what_is_checked(
-    kind: str, grads: list[float], distribution: Any, applied: Any, are_scaled: bool
+    kind: str, grads: list[float], distribution: Any, applied: bool, are_scaled: bool
 ) -> None:
     scaler, adapter = SCALERS[kind](), RecordingAdapter()
     given = [tf.constant(grad if are_scaled else grad / 8) for grad in grads]
     run(scaler, adapter, given, are_scaled=are_scaled, distribution=distribution)
-    assert adapter.steps == [applied is True or (applied == "unscaled" and not are_scaled)]
+    assert adapter.steps == [applied]
 
 
 @pytest.mark.parametrize(("sums_first", "applied"), [(False, False), (True, True)])

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.dtypes import HALF_TYPES
-from tfmp.core.gradients.arithmetic import added_up, map_values, values_of, widen
+from tfmp.core.gradients.arithmetic import added_up, map_values, unscale, values_of, widen
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import computed_if, within_xla_for_cpu
 from tfmp.types import Gradient, Gradients
@@ -27,11 +27,12 @@ _SMALL = 2**13
 _LEAST_BY_SQUARES = 2.0**-33
 
 
-def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
+def all_finite(grads: Gradients, addends: int = 1, loss_scale: tf.Tensor | None = None) -> tf.Tensor:
     """Return whether no gradient contains an infinity or a NaN; a boolean scalar.
 
     With `addends` above 1 the answer also covers a later sum: it is True only if the sum of that many gradients, none
-    of which is larger than these, is finite too. The rule reads each value once unless a sum of squares is infinite:
+    of which is larger than these, is finite too; with a `loss_scale`, once they are divided by it. The rule reads each
+    value once unless a sum of squares is infinite:
 
         any sum of squares is NaN         False
         any sum of squares is infinite    look at each value: in float32, squares overflow from 1.8e19
@@ -42,33 +43,41 @@ def all_finite(grads: Gradients, addends: int = 1) -> tf.Tensor:
     values = _joined(values_of(grads))
     summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
     looked_at = [each for each in values if each.dtype in HALF_TYPES or not summed]
-    flags = [*_each_finite(looked_at, addends), *([_finite_by_sums(summed, addends)] if summed else [])]
+    flags = [
+        *_each_finite(looked_at, addends, loss_scale),
+        *([_finite_by_sums(summed, addends, loss_scale)] if summed else []),
+    ]
     if not flags:
         return tf.constant(True)
     return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0]
 
 
-def _finite_by_sums(values: Sequence[tf.Tensor], addends: int) -> tf.Tensor:
+def _finite_by_sums(values: Sequence[tf.Tensor], addends: int, loss_scale: tf.Tensor | None) -> tf.Tensor:
     halves = _halves_of_square_sums(values)
     are_infinite = tf.math.is_inf(halves)
     undecided = tf.logical_and(tf.reduce_any(are_infinite), tf.logical_not(tf.reduce_any(tf.math.is_nan(halves))))
 
     def look() -> tf.Tensor:
         looked_at = values if within_xla() else _rows_where(are_infinite, values)
-        return tf.reduce_all(tf.stack(_each_finite(looked_at, addends)))
+        return tf.reduce_all(tf.stack(_each_finite(looked_at, addends, loss_scale)))
 
     # If all squares are finite, no value in float32 exceeds about 2e19, so the sum over replicas is finite as well.
     return computed_if(undecided, look, tf.reduce_all(tf.math.is_finite(halves)))
 
 
-def _each_finite(values: Sequence[tf.Tensor], addends: int) -> list[tf.Tensor]:
+def _each_finite(values: Sequence[tf.Tensor], addends: int, loss_scale: tf.Tensor | None) -> list[tf.Tensor]:
     if addends == 1:
         return [tf.reduce_all(tf.math.is_finite(each)) for each in values]
-    return [tf.reduce_all(tf.math.is_finite(each) & ~overflows_in_sum(each, addends)) for each in values]
+    return [tf.reduce_all(tf.math.is_finite(each) & ~overflows_in_sum(each, addends, loss_scale)) for each in values]
 
 
-def overflows_in_sum(values: tf.Tensor, addends: int) -> tf.Tensor:
-    """Return, for each value, whether it is finite although its sum with equally large values could overflow."""
+def overflows_in_sum(values: tf.Tensor, addends: int, loss_scale: tf.Tensor | None = None) -> tf.Tensor:
+    """Return, for each value, whether it is finite although its sum with equally large values could overflow.
+
+    With a `loss_scale` the values are divided by it first, in float32 or float64.
+    """
+    if loss_scale is not None:
+        [values] = unscale([values], loss_scale)
     # Not `is_inf(values * addends)`: XLA simplifies this to `is_inf(values)`, which is False for these values.
     return tf.logical_and(tf.math.is_finite(values), tf.abs(values) >= values.dtype.max / addends)
 

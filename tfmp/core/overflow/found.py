@@ -94,7 +94,7 @@ class GradientCheck(NamedTuple):
             flags.append(self.loss_scale >= 1)
         if self.num_summed > 1:
             # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
-            flags.append(measures.all_finite(to_detect, self.num_summed))
+            flags.append(measures.all_finite(to_detect, self.num_summed, self._scaled_by))
         if self.overwritten:
             flags.append(measures.all_finite(self._next_values(grads)))
         return functools.reduce(tf.logical_and, flags)
@@ -123,11 +123,17 @@ class GradientCheck(NamedTuple):
             to_detect = measures.only_suspects(to_detect, are_suspect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self.num_summed > 1:
-            in_sum = measures.counts(to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)])
+            in_sum = measures.counts(
+                to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed, self._scaled_by)]
+            )
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self.overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self.loss_scale)
         return counts
+
+    @property
+    def _scaled_by(self) -> tf.Tensor | None:
+        return self.loss_scale if self.are_scaled else None
 
     def _to_detect(self, grads: Gradients) -> Gradients:
         return [None if index in self.overwritten else grad for index, grad in enumerate(grads)]

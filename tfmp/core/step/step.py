@@ -33,7 +33,7 @@ class Step(NamedTuple):
     gradient_check: GradientCheck
     #: The number by which the gradients are still multiplied; None if they are in true magnitude.
     loss_scale: tf.Tensor | None
-    #: Unscales, clips and applies the gradients; None if the optimizer itself applies them.
+    #: Unscales, clips and applies the gradients; None if the optimizer itself clips and applies them.
     program: Program | None
     #: What is known of the gradients already: from `GradScaler.unscale`, or from the micro-batches of a window.
     before: Checked | None
@@ -57,11 +57,14 @@ class Step(NamedTuple):
         )
 
     def apply(self, held: "Held") -> Done:
-        """Apply the gradients."""
-        if self.program is None:
-            return self.adapter.apply(held.grads)
-        # In a program, dividing by 1 costs nothing.
-        return self.program.run(held.grads, tf.ones([]) if self.loss_scale is None else self.loss_scale, held.norm)
+        """Unscale and apply the gradients."""
+        adapter, loss_scale = self.adapter, self.loss_scale
+        if self.program is not None:
+            # In a program, dividing by 1 costs nothing.
+            return self.program.run(held.grads, tf.ones([]) if loss_scale is None else loss_scale, held.norm)
+        if loss_scale is None:
+            return adapter.apply(held.grads)
+        return adapter.apply(adapter.typed(arithmetic.unscale(held.grads, loss_scale)))
 
 
 class Held(NamedTuple):
@@ -86,14 +89,12 @@ def step_of(
 ) -> Step:
     """Decide how a step with this replica's gradients runs; `before` is what is known of those in true magnitude.
 
-    Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
-    others are unscaled, and cast to the types of their variables. If the adapter has a program, it applies them in
-    either case; otherwise the optimizer does.
+    Scaled gradients stay scaled until they are applied, if they may be checked so: a step that is skipped then saves
+    unscaling them. All others are unscaled, and cast to the types of their variables.
     """
     scaler, _, loss_scale = facts
     may_check_scaled = scaler.detector.ignores_scale and scaler.manager.lowest_loss_scale >= 1
-    program = adapter.program(grads) if are_scaled and may_check_scaled else None
-    if program is not None:
+    if are_scaled and may_check_scaled and adapter.can_unscale_late(grads):
         scaled_by, typed = loss_scale, grads
     else:
         grads = in_true_magnitude(adapter, grads, loss_scale) if are_scaled else grads
@@ -109,10 +110,7 @@ def step_of(
     if scaler.norms.are_wanted:
         whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
         measured = _measured(adapter, whole, typed, reduced, facts, scaled_by)
-    if program is None:
-        # A program may also apply gradients in true magnitude.
-        program = adapter.program(reduced)
-    return Step(adapter, reduced, facts, check, scaled_by, program, before, measured)
+    return Step(adapter, reduced, facts, check, scaled_by, adapter.program(reduced), before, measured)
 
 
 def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:

@@ -21,7 +21,7 @@ class KerasAdapter(OptimizerAdapter):
     Beside the arguments of `OptimizerAdapter`:
 
     Args:
-        compiler: Says whether XLA compiles the program; None if gradients are to be unscaled before they come here.
+        compiler: Says whether XLA compiles the program; None if it never does.
         is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in the own wrapper of Keras 2.
         method: The method of an optimizer of Keras 3 that is called: "apply_gradients" or "apply".
@@ -58,20 +58,13 @@ class KerasAdapter(OptimizerAdapter):
 
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them, if XLA compiles it."""
-        # Under a strategy the check needs unscaled gradients, whose sum over the replicas could overflow.
-        if self._compiler is None or tf.distribute.has_strategy() or not self._can_unscale_late(grads):
+        # On replicas the optimizer sums gradients, which a program cannot.
+        if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
         variables = [self.variables[index] for index in taken]
         program = KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
         return program if program.is_compiled else None
-
-    def _can_unscale_late(self, grads: Gradients) -> bool:
-        """Return whether finite gradients stay finite when unscaled and cast; False if there are scales of float8."""
-        return not self.overwritten and all(
-            dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
-            for grad, dtype in zip(grads, self.dtypes, strict=True)
-        )
 
     def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
@@ -101,10 +94,10 @@ class Keras2Adapter(KerasAdapter):
 
     sums_first = True
 
-    def program(self, grads: Gradients) -> KerasProgram | None:
-        """Return the program that unscales these gradients and applies them, if none of it is a user's."""
+    def can_unscale_late(self, grads: Gradients) -> bool:
+        """Return whether these scaled gradients can be checked as they are, and unscaled when they are applied."""
         # A user's own `aggregate_gradients` may do more than sum.
-        return None if is_foreign(self.optimizer.aggregate_gradients) else super().program(grads)
+        return not is_foreign(self.optimizer.aggregate_gradients) and super().can_unscale_late(grads)
 
     def reduce(self, grads: Gradients) -> Gradients:
         """Sum the gradients over the replicas, and average them over Horovod's workers, unless that is done already."""

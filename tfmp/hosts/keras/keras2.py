@@ -10,7 +10,7 @@ from tfmp.any_keras.internals import learning_rate_or_schedule
 from tfmp.any_keras.which import is_foreign
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import AccumulationSettings
-from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
+from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.managers import Specification
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
@@ -198,16 +198,12 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             {} if name is None else {"name": name},
             average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
             leaves_out_none=False,
-            compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
+            compiler=self._compilers.of(self.inner_optimizer),
             is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         self._step(adapter, grads, facts)
         return self.iterations
-
-    def _may_unscale_late(self) -> bool:
-        # Horovod averages unscaled gradients; a dtype without Horovod is an error then.
-        return running_horovod() is None and not self._is_of_horovod and self._aggregation_dtype is None
 
     def _add(
         self, name: str, shape: Sequence[int], dtype: str, initializer: Initializer, aggregation: str
