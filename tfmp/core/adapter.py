@@ -6,12 +6,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfmp.core.distribute.horovod_detection import running_horovod, without_horovods
-from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.types import Done, Gradient, Gradients
-
-#: The types of variables that hold every float32 gradient; None stands for one that stays in float32.
-_WIDE = (tf.float32, None)
 
 
 class OptimizerAdapter:
@@ -87,15 +83,11 @@ class OptimizerAdapter:
     def can_unscale_late(self, grads: Gradients) -> bool:
         """Return whether these scaled gradients can be checked as they are, and unscaled when they are applied.
 
-        Finite ones must stay finite when they are summed before the check, unscaled, and cast.
+        Finite ones must stay finite when they are unscaled and cast, and nothing may be summed before.
         """
-        # Horovod averages unscaled gradients, which a user's class may send in half precision.
-        if self.overwritten or running_horovod() is not None:
-            return False
-        too_narrow = HALF_TYPES if self.sums_first and tf.distribute.has_strategy() else ()
-        return all(
-            grad is None
-            or (grad.dtype not in too_narrow and (dtype == tf.float64 or (dtype in _WIDE and grad.dtype != tf.float64)))
+        is_reduced = running_horovod() is not None or (self.sums_first and tf.distribute.has_strategy())
+        return not (is_reduced or self.overwritten) and all(
+            dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
             for grad, dtype in zip(grads, self.dtypes, strict=True)
         )
 
