@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -14,11 +14,8 @@ from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_compute
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.core.tracing import conditional_update
-from tfmp.grad_scaler.findings import Counts, Findings
+from tfmp.grad_scaler.findings import Adjust, Findings
 from tfmp.types import Done, Gradients
-
-#: Adjusts the loss scale by what was found, and counts a step if the boolean scalar is true or None.
-Adjust: TypeAlias = Callable[[Found, tf.Tensor | None], Done]
 
 
 class Stage(enum.Enum):
@@ -235,34 +232,28 @@ class Calls:
             ops = self._refuse_if_nothing_found()
         # A step that Python has seen is certain, and needs no conditional.
         is_certain = any(each.stage is Stage.STEPPED for each in calls) and not sets_scale
-
-        def adjusted(found: Found, counts: Counts) -> Done:
-            return adjust(found, None if is_certain else counts.of_step)
-
         if not sets_scale:
-            return self._end(adjusted, ops)
-        # The iteration goes on if the manager refuses the user's scale.
-        done = self._take(adjusted, ops)
-        self._forget()
+            # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
+            self._forget()
+        done = self._take(adjust, is_certain=is_certain, after=ops)
+        if sets_scale:
+            # Last: the iteration goes on if the manager refuses the user's scale.
+            self._forget()
         return done
 
     def give_up(self, adjust: Adjust) -> Done:
         """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
 
-        def adjusted(found: Found, counts: Counts) -> Done:
-            return conditional_update(counts.results > 0, [], lambda _: adjust(found, tf.logical_not(found.applied)))
+        def adjusted(found: Found, _: tf.Tensor | None) -> Done:
+            has_results = self.findings.read().results > 0
+            return conditional_update(has_results, [], lambda _: adjust(found, tf.logical_not(found.applied)))
 
-        return self._end(adjusted, [])
-
-    def _end(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
-        """Forget the calls that were made in this place, and adjust the loss scale after these ops."""
-        # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
         self._forget()
-        return self._take(adjust, after)
+        return self._take(adjusted)
 
-    def _take(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
+    def _take(self, adjust: Adjust, *, is_certain: bool = False, after: Sequence[tf.Operation] = ()) -> Done:
         distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-        return distribution.once(lambda: self.findings.take(adjust, after=after))
+        return distribution.once(lambda: self.findings.take(adjust, is_certain=is_certain, after=after))
 
     def _forget(self) -> None:
         """Forget the calls that were made in this place, and in functions whose traces have ended."""
