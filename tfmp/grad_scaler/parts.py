@@ -144,14 +144,6 @@ def adapter_of(
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 
-def prepare_all(adapters: Sequence[OptimizerAdapter], grads: Sequence[Gradients]) -> None:
-    """Make the variables of all optimizers, or raise an error if one of them does not know its variables."""
-    for adapter, own in zip(adapters, grads, strict=True):
-        adapter.refuse_unknown_variables(own)
-    for adapter in adapters:
-        prepare(adapter)
-
-
 def prepare(adapter: OptimizerAdapter) -> None:
     """Make an optimizer's own variables, if they can be made now."""
     try:

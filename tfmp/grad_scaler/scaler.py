@@ -29,7 +29,6 @@ from tfmp.grad_scaler.parts import (
     apply_unscaled,
     joined,
     prepare,
-    prepare_all,
     validated_optimizer,
     validated_steps,
 )
@@ -403,7 +402,10 @@ class GradScaler(StepsWithRanges, tf.Module):
             adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
             for optimizer, own in pairs
         ]
-        prepare_all(adapters, passed)
+        for adapter, own in zip(adapters, passed, strict=True):
+            adapter.refuse_unknown_variables(own)
+        for adapter in adapters:
+            prepare(adapter)
         parts = [
             self._part(call, adapter, own, distribution, unscales)
             for call, adapter, own in zip(calls, adapters, passed, strict=True)
