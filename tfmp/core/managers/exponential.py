@@ -136,10 +136,6 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         """The most skipped steps in a row until the scale shrinks; None with a tolerance: earlier steps count too."""
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Apply the rule after a step; the optimizer calls this method once per step."""
-        return self._update(lambda state: self.next_state(state, finite_grads))
-
     def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
         """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
         forgiving = 1 - self._hysteresis
