@@ -216,9 +216,7 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     # Made here, and not in a branch.
     overflow_counts = scaler.overflow_counts.of(names)
 
-    def record(counts: tf.Tensor | None) -> Done:
-        if counts is None:
-            return tf.group()
+    def record(counts: tf.Tensor) -> Done:
         of_all = distribution.maximum(counts, "overflow_counts")
 
         def store() -> Done:
@@ -229,8 +227,9 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
         return distribution.once(store)
 
     def apply(held: Held) -> Done:
+        applied = step.apply(held)
         # Micro-batches that overflowed are counted, although the step is applied without them.
-        return tf.group(step.apply(held), record(held.window_counts))
+        return applied if held.window_counts is None else tf.group(applied, record(held.window_counts))
 
     def count(held: Held) -> Done:
         counts = step.gradient_check.counts(held.grads, held.are_suspect)
@@ -242,7 +241,7 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
     def describe(held: Held) -> Done:
         norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
         described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
-        return tf.group(described, record(held.window_counts))
+        return described if held.window_counts is None else tf.group(described, record(held.window_counts))
 
     def skip(held: Held) -> Done:
         return distribution.conditional_update(found.spike, held, describe, count)
