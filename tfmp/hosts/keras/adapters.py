@@ -1,7 +1,6 @@
 """How the core works with the optimizers of each Keras."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import tensorflow as tf
 from tfmp.any_keras.internals import refuse_unknown, view_of
 from tfmp.any_keras.which import is_foreign, is_optimizer_of_keras3
 from tfmp.core.adapter import OptimizerAdapter
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import outside_of_functions
 from tfmp.hosts.keras.program import KerasProgram, UpdateCompiler
 from tfmp.types import Done, Gradients
@@ -58,20 +58,19 @@ class KerasAdapter(OptimizerAdapter):
 
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them, if XLA compiles it."""
-        # Under a strategy the check needs unscaled gradients, whose sum over the replicas could overflow.
-        if self._compiler is None or tf.distribute.has_strategy() or not self._can_unscale_late(grads):
-            return None
-        taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
-        variables = [self.variables[index] for index in taken]
-        program = KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
-        return program if program.is_compiled else None
-
-    def _can_unscale_late(self, grads: Gradients) -> bool:
-        """Return whether finite gradients stay finite when unscaled and cast; False if there are scales of float8."""
-        return not self.overwritten and all(
+        # Finite gradients must stay finite when they are unscaled and cast.
+        stay_finite = all(
             dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
             for grad, dtype in zip(grads, self.dtypes, strict=True)
         )
+        # Under a strategy the check needs unscaled gradients, whose sum over the replicas could overflow.
+        if self._compiler is None or tf.distribute.has_strategy() or self.overwritten or not stay_finite:
+            return None
+        taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
+        variables = [self.variables[index] for index in taken]
+        if not (within_xla() or self._compiler.compiles(variables)):
+            return None
+        return KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
 
     def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
@@ -86,13 +85,15 @@ class Keras3Adapter(KerasAdapter):
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's own variables; outside of a function that is being traced, so that it is traced once."""
-        outside_of_functions(functools.partial(super().prepare, variables))
+        if not self.optimizer.built:
+            outside_of_functions(lambda: self.optimizer.build(variables))
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica."""
-        if self._method != "apply":
-            return super().apply(grads)
-        self.optimizer.apply(list(grads), self.variables)
+        if self._method == "apply":
+            self.optimizer.apply(list(grads), self.variables)
+        else:
+            self.optimizer.apply_gradients(self._pairs(grads))
         return tf.no_op()
 
 

@@ -76,11 +76,6 @@ class KerasProgram(NamedTuple):
         clips = of_all and not of_each and not getattr(optimizer, "gradient_accumulation_steps", None)
         return clips and self.compiler.is_by_keras_alone(self.variables)
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if XLA compiles the program, alone or with all that is around it."""
-        return within_xla() or self.compiler.compiles(self.variables)
-
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
         """Divide the gradients by the loss scale, clip and apply them."""
         taken = [grads[index] for index in self.taken]
@@ -230,22 +225,19 @@ class UpdateCompiler:
 
     def runs_keras_alone(self, objects: Sequence[object]) -> bool:
         """Return whether objects are of classes of Keras, in which, and on which, no method was replaced."""
-        if not all(map(is_of_keras, objects)):
+        attributes = (value for each in objects for value in vars(each).values())
+        if not all(map(is_of_keras, objects)) or any(map(is_foreign, attributes)):
             return False
-        replaced = any(is_foreign(value) for each in objects for value in vars(each).values())
         classes = dict.fromkeys(cls for each in objects for cls in type(each).__mro__)
-        return not replaced and all(list(map(self._is_own, classes)))
-
-    def _is_own(self, cls: type) -> bool:
-        # Comparing with the last call is faster than judging.
-        held = list(vars(cls).values())
-        last, answer = self._classes.get(cls, ([], True))
-        # By identity: arrays and variables have no single answer to `==`.
-        if len(held) != len(last) or not all(map(operator.is_, held, last)):
-            answer = not any(map(is_foreign, held))
-            self._classes[cls] = held, answer
-            self.version += 1
-        return answer
+        for cls in classes:
+            # Comparing with the last call is faster than judging.
+            held = list(vars(cls).values())
+            last, _ = self._classes.get(cls, ([], False))
+            # By identity: arrays and variables have no single answer to `==`.
+            if len(held) != len(last) or not all(map(operator.is_, held, last)):
+                self._classes[cls] = held, not any(map(is_foreign, held))
+                self.version += 1
+        return all(self._classes[cls][1] for cls in classes)
 
     def compiles(self, variables: Sequence[_Variable]) -> bool:
         """Return whether the update of these variables is a compiled program of its own."""
@@ -256,18 +248,15 @@ class UpdateCompiler:
         return (may_be_of_user or self.is_by_keras_alone(variables)) and not self._is_debugged()
 
     def _saves_time(self, variables: Sequence[_Variable]) -> bool:
-        optimizer = self.optimizer()
-        # Both settings make conditionals, which copy variables in XLA. Those in a MultiOptimizer are others.
-        accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
-        if len(with_inner(optimizer)) > 1 or optimizer.ema_overwrite_frequency or accumulates:
+        # The two settings make conditionals, which copy variables in XLA. Those in a MultiOptimizer are others.
+        unfit = ("optimizers", "ema_overwrite_frequency", "gradient_accumulation_steps")
+        if any(getattr(self.optimizer(), name, None) for name in unfit):
             return False
         # In eager code each step asks, about the same variables.
-        asked, answer = self._last_asked
         now = list(map(id, variables))
-        if asked != now:
-            answer = self._is_worth_it(variables)
-            self._last_asked = now, answer
-        return answer
+        if self._last_asked[0] != now:
+            self._last_asked = now, self._is_worth_it(variables)
+        return self._last_asked[1]
 
     def _is_worth_it(self, variables: Sequence[_Variable]) -> bool:
         """Return whether compiling is possible on the device of the variables, and saves time.
