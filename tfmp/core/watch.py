@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfmp.core import messages
+from tfmp.core import lists, messages
 from tfmp.core.distribute import current_replica
-from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, number_of_first
+from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled
 from tfmp.core.graph_search import ancestors, calls_functions, with_ancestors
 from tfmp.core.tensorflow_internals import number_of_tensor
 from tfmp.types import Gradient, Gradients
@@ -138,16 +138,16 @@ class _SinceApplied:
             self._spans.append((number, None))
 
     def note_unscaled(self, grads: Gradients, returned: Gradients) -> None:
-        self.unscaled.add(grads, returned)
+        first = self.unscaled.add(grads, returned)
         if self._is_span_open():
-            self._spans[-1] = (self._spans[-1][0], number_of_first(returned))
+            self._spans[-1] = (self._spans[-1][0], first)
 
     def _is_span_open(self) -> bool:
         return bool(self._spans) and self._spans[-1][1] is None
 
     def is_in_between(self, grad: Gradient) -> bool:
         """Return whether a gradient was made after a loss was scaled, and before gradients were first unscaled then."""
-        number = number_of_first([grad])
+        number = number_of_tensor(lists.values(grad))
         return number is not None and any(loss < number < result for loss, result in self._spans if result is not None)
 
 
@@ -174,16 +174,13 @@ class UnscaledLossWatch:
     """
 
     def __init__(self) -> None:
-        self._may_be_scaled = False
+        #: Set to True when a loss is scaled, or the scale read.
+        self.may_be_scaled = False
         self._told: set[str] = set()
-
-    def note(self) -> None:
-        """Remember that a loss was scaled, or the scale read."""
-        self._may_be_scaled = True
 
     def warn_if_not_scaled(self, grads: Gradients, message: str) -> None:
         """Warn if no loss was scaled, unless the graph of the gradients leaves it open."""
-        if self._may_be_scaled or message in self._told:
+        if self.may_be_scaled or message in self._told:
             return
         ops = messages.ops_of(grads)
         if not ops or not _may_be_of_scaled(ops):

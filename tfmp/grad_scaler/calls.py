@@ -9,16 +9,13 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.distribute import Distribution, SingleProcess, current_distribution, current_replica, on_replica
+from tfmp.core.distribute import SingleProcess, current_distribution, current_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
 from tfmp.core.tracing import conditional_update
-from tfmp.grad_scaler.findings import Counts, Findings
+from tfmp.grad_scaler.findings import Adjust, Findings
 from tfmp.types import Done, Gradients
-
-#: Adjusts the loss scale by what was found, and counts a step if the boolean scalar is true or None.
-Adjust: TypeAlias = Callable[[Found, tf.Tensor | None], Done]
 
 
 class Stage(enum.Enum):
@@ -42,7 +39,7 @@ class Call:
     #: The gradients that `unscale` got, and those that it returned.
     gradients: UnscaledGradients = dataclasses.field(default_factory=UnscaledGradients)
     #: What `unscale` found.
-    before: Checked = dataclasses.field(init=False, repr=False)
+    checked: Checked = dataclasses.field(init=False, repr=False)
     #: True if the gradients may be computed from those that an earlier call of `unscale` returned.
     may_be_unscaled_twice: bool = False
     used_by_step: bool = False
@@ -84,7 +81,7 @@ class Calls:
             return call
         given = [grad for grad in grads if grad is not None]
         # In a window the overflows of all variables were counted.
-        has_window = of_window or any(group.before.of_window for group in call.groups)
+        has_window = of_window or any(group.checked.of_window for group in call.groups)
         earlier = [group.gradients for group in call.groups]
         is_again = any(each.returned(grad) or each.got(grad) for each in earlier for grad in given)
         if has_window or is_again:
@@ -109,7 +106,7 @@ class Calls:
             )
         self._refuse_other_function(call, grads)
         for group in call.groups:
-            counts = group.before.window_counts
+            counts = group.checked.window_counts
             if counts is not None and counts.shape[0] != len(grads):
                 raise ValueError(
                     f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {len(grads)}: pass "
@@ -193,16 +190,14 @@ class Calls:
                 "ended the iteration before."
             )
 
-    def note(
-        self, calls: Sequence[Call], found: Found | None, done: Sequence[Done], distribution: Distribution
-    ) -> Done:
+    def note(self, calls: Sequence[Call], found: Found | None, done: Sequence[Done]) -> Done:
         """Record calls, keep what they found, unless that is None, and return the op of all calls."""
         of_step = calls[0].stage is Stage.STEPPED
         here = self._calls.setdefault(self._places()[0], [])
         before = [op for op in [*done, *(each.op for each in here)] if op is not None]
         op = tf.group(*before)
         if found is not None:
-            added = distribution.once(lambda: self.findings.add(found, of_step=of_step, after=before))
+            added = _once(lambda: self.findings.add(found, of_step=of_step, after=before))
             op = tf.group(*before, added)
         if op is not None and not op.graph.building_function:
             # A `tf.function` orders its ops by itself, and a stored op would keep its graph alive.
@@ -235,34 +230,24 @@ class Calls:
             ops = self._refuse_if_nothing_found()
         # A step that Python has seen is certain, and needs no conditional.
         is_certain = any(each.stage is Stage.STEPPED for each in calls) and not sets_scale
-
-        def adjusted(found: Found, counts: Counts) -> Done:
-            return adjust(found, None if is_certain else counts.of_step)
-
         if not sets_scale:
-            return self._end(adjusted, ops)
-        # The iteration goes on if the manager refuses the user's scale.
-        done = self._take(adjusted, ops)
-        self._forget()
+            # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
+            self._forget()
+        done = _once(lambda: self.findings.take(adjust, is_certain=is_certain, after=ops))
+        if sets_scale:
+            # Last: the iteration goes on if the manager refuses the user's scale.
+            self._forget()
         return done
 
     def give_up(self, adjust: Adjust) -> Done:
         """Adjust the loss scale by the results so far, without running the calls; count an overflow as a step."""
 
-        def adjusted(found: Found, counts: Counts) -> Done:
-            return conditional_update(counts.results > 0, [], lambda _: adjust(found, tf.logical_not(found.applied)))
+        def adjusted(found: Found, _: tf.Tensor | None) -> Done:
+            has_results = self.findings.read().results > 0
+            return conditional_update(has_results, [], lambda _: adjust(found, tf.logical_not(found.applied)))
 
-        return self._end(adjusted, [])
-
-    def _end(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
-        """Forget the calls that were made in this place, and adjust the loss scale after these ops."""
-        # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
         self._forget()
-        return self._take(adjust, after)
-
-    def _take(self, adjust: Callable[[Found, Counts], Done], after: Sequence[tf.Operation]) -> Done:
-        distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-        return distribution.once(lambda: self.findings.take(adjust, after=after))
+        return _once(lambda: self.findings.take(adjusted))
 
     def _forget(self) -> None:
         """Forget the calls that were made in this place, and in functions whose traces have ended."""
@@ -300,6 +285,12 @@ class Calls:
 
 #: Where a call is made: the graph that is being built, or for eager code the `Calls` object itself.
 _Place: TypeAlias = tf.Graph | Calls
+
+
+def _once(change: Callable[[], Done]) -> Done:
+    """Change the findings once for all replicas; `update` may also be called outside of them."""
+    is_outside = tf.distribute.in_cross_replica_context()
+    return (SingleProcess() if is_outside else current_distribution(is_distributed=False)).once(change)
 
 
 def _refuse_unknown(call: Call, grads: Gradients) -> None:

@@ -1,7 +1,7 @@
 """Keeps on the device what `unscale` and `step` find between two updates of the loss scale."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +9,9 @@ import tensorflow as tf
 from tfmp.core.overflow.found import Found
 from tfmp.core.storage.state_variables import NotCheckpointed, StateVariables
 from tfmp.types import Done
+
+#: Adjusts the loss scale by what was found, and counts a step if the boolean scalar is true or None.
+Adjust: TypeAlias = Callable[[Found, tf.Tensor | None], Done]
 
 
 class Counts(NamedTuple):
@@ -76,8 +79,11 @@ class Findings(NotCheckpointed):
                 counts = tf.concat([counts[:-1], [tf.cast(largest, tf.float64)]], axis=0)
             return self._counts.assign(_State(counts))
 
-    def take(self, adjust: Callable[[Found, Counts], Done], *, after: Sequence[tf.Operation] = ()) -> Done:
-        """Adjust the loss scale by what was found of all gradients together, and begin the next iteration."""
+    def take(self, adjust: Adjust, *, is_certain: bool = False, after: Sequence[tf.Operation] = ()) -> Done:
+        """Adjust the loss scale by what was found of all gradients together, and begin the next iteration.
+
+        A step is counted if it `is_certain` that the iteration has one, and otherwise if the results say so.
+        """
         with tf.control_dependencies(after):
             counts = self.read()
             found = Found(
@@ -86,7 +92,7 @@ class Findings(NotCheckpointed):
                 tf.equal(counts.not_finite, 0) if self._may_drop else None,
                 spike=counts.spikes > 0 if self._has_detector else None,
             )
-            adjusted = adjust(found, counts)
+            adjusted = adjust(found, None if is_certain else counts.of_step)
         is_partial = tf.logical_and(counts.applied > 0, counts.unusable > 0)
         partial = counts.partial_iterations + tf.cast(is_partial, tf.float64)
         with tf.control_dependencies([*counts, *([] if adjusted is None else [adjusted])]):

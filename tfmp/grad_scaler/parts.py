@@ -13,7 +13,7 @@ from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter, LegacyAdapter
-from tfmp.hosts.keras.program import UpdateCompilers
+from tfmp.hosts.keras.program import ProgramsByOptimizer
 from tfmp.hosts.tf1.adapter import TF1Adapter
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -127,7 +127,7 @@ def adapter_of(
     optimizer: Any,  # noqa: ANN401 - of any host
     variables: Sequence[Any],
     kwargs: Mapping[str, Any],
-    compilers: UpdateCompilers,
+    programs: ProgramsByOptimizer,
 ) -> OptimizerAdapter:
     """Return the adapter for an optimizer's type."""
     is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
@@ -137,19 +137,11 @@ def adapter_of(
         return TF1Adapter(optimizer, variables, kwargs)
     if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
         return LegacyAdapter(optimizer, variables, kwargs)
-    if not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
+    if not kwargs and is_of_keras and programs.of(optimizer).runs_keras_alone([optimizer]):
         # A user's class may do more in `apply_gradients` than Keras' own classes do.
         kind = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
-        return kind(optimizer, variables, compiler=compilers.of(optimizer))
+        return kind(optimizer, variables, programs=programs.of(optimizer))
     return OptimizerAdapter(optimizer, variables, kwargs)
-
-
-def prepare_all(adapters: Sequence[OptimizerAdapter], grads: Sequence[Gradients]) -> None:
-    """Make the variables of all optimizers, or raise an error if one of them does not know its variables."""
-    for adapter, own in zip(adapters, grads, strict=True):
-        adapter.refuse_unknown_variables(own)
-    for adapter in adapters:
-        prepare(adapter)
 
 
 def prepare(adapter: OptimizerAdapter) -> None:
@@ -217,11 +209,9 @@ class Part(NamedTuple):
     scaled: Gradients | None = None
 
 
-def joined(parts: Sequence[Part]) -> Checked | None:
-    """Join what is known of the gradients of all parts, each with one window at most; None if they are scaled."""
+def joined(parts: Sequence[Part]) -> Checked:
+    """Join what is known of the gradients of all parts, which are unscaled, each with one window at most."""
     checks = [check for part in parts for check in part.checks]
-    if not checks:
-        return None
     each = [check.found for check in checks]
     found = each[0]
     if len(checks) > 1:

@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter
-from tfmp.core.distribute import Distribution, SingleProcess
+from tfmp.core.distribute import SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.step import agree, attempt, drain, step_of
+from tfmp.core.step.step import agree, apply_or_skip, drain, step_of
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
 from tfmp.grad_scaler.calls import Call, Calls
@@ -29,11 +29,10 @@ from tfmp.grad_scaler.parts import (
     apply_unscaled,
     joined,
     prepare,
-    prepare_all,
     validated_optimizer,
     validated_steps,
 )
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
+from tfmp.hosts.keras.program import JitCompile, ProgramsByOptimizer
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -161,7 +160,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         self._norms = self._scaler.norms
         self._watch = UnscaledLossWatch()
         self._jit_compile = jit_compile
-        self._compilers = UpdateCompilers(jit_compile)
+        self._programs = ProgramsByOptimizer(jit_compile)
         self._findings = Findings(needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None)
         self._calls = Calls(self._findings, is_strict=self._enabled)
 
@@ -217,7 +216,7 @@ class GradScaler(StepsWithRanges, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
-        self._watch.note()
+        self._watch.may_be_scaled = True
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
@@ -241,7 +240,7 @@ class GradScaler(StepsWithRanges, tf.Module):
             0.0
         """
         listed = lists.variables("variables", variables)
-        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._compilers))
+        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._programs))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -264,7 +263,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         """
         if not self._enabled:
             return losses
-        self._watch.note()
+        self._watch.may_be_scaled = True
         return tf.nest.map_structure(self._scaler.scale, list(losses) if isinstance(losses, Iterator) else losses)
 
     @without_autograph
@@ -308,42 +307,38 @@ class GradScaler(StepsWithRanges, tf.Module):
         settings.refuse_class("optimizer", optimizer)
         given = [] if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         call = self._calls.unscale(optimizer, given, of_window=isinstance(grads, GradientAccumulator))
-        distribution, window, emptied = self._distribution(), None, None
+        window, emptied = None, None
         if isinstance(grads, GradientAccumulator):
             # Replicas end a window together, whether or not scaling is enabled.
             given, window, emptied = drain(grads, self._scaler.distribution())
-        averaged = self._averaged(given, distribution, are_scaled=window is None)
-        unscaled, call.before = self._unscaled(averaged, distribution, window)
+        averaged = self._averaged(given, are_scaled=window is None)
+        unscaled, call.checked = self._unscaled(averaged, window)
         call.gradients.add(given if window is None else [], unscaled)
-        found = agree(call.before.found, self._scaler, distribution) if self._enabled else None
-        self._calls.note([call], found, [emptied], distribution)
+        found = agree(call.checked.found, self._scaler, self._scaler.distribution()) if self._enabled else None
+        self._calls.note([call], found, [emptied])
         return unscaled
 
-    def _averaged(self, grads: Gradients, distribution: Distribution, *, are_scaled: bool = True) -> list[Gradient]:
+    def _averaged(self, grads: Gradients, *, are_scaled: bool = True) -> list[Gradient]:
         """Return the gradients averaged over Horovod's processes; warn if they `are_scaled`, and their loss was not."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
         if self._enabled and are_scaled:
             self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+        # A disabled scaler works anywhere, also under strategies that are not supported.
+        distribution = self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
         return distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
 
-    def _unscaled(
-        self, averaged: list[Gradient], distribution: Distribution, window: Checked | None = None
-    ) -> tuple[list[Gradient], Checked]:
+    def _unscaled(self, averaged: list[Gradient], window: Checked | None = None) -> tuple[list[Gradient], Checked]:
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
-        before = Checked(Found(tf.constant(True))) if window is None else window
+        checked = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
-            return averaged, before._replace(unclipped=averaged)
-        facts = self._scaler.facts(distribution)
+            return averaged, checked._replace(unclipped=averaged)
+        facts = self._scaler.facts()
         own = self._scaler.unscale(averaged, facts.loss_scale) if window is None else averaged
         found = facts.check(of_window=window is not None).find(own)
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
-        return own, before._replace(found=found, grads=own, unclipped=own)
-
-    def _distribution(self) -> Distribution:
-        """Return how replicas act together; a disabled scaler, which works anywhere, acts as if alone."""
-        return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
+        return own, checked._replace(found=found, grads=own, unclipped=own)
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -396,28 +391,32 @@ class GradScaler(StepsWithRanges, tf.Module):
         """
         pairs = validated_steps(steps, kwargs, refuses_complex=self._enabled)
         calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
-        # Gradients stay scaled, unless the user has unscaled some of them.
-        unscales, distribution = any(call.groups for call in calls), self._distribution()
+        groups = [group for call in calls for group in call.groups]
+        # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
+        is_checked = self._enabled or any(group.checked.window_counts is not None for group in groups)
+        facts = self._scaler.facts() if is_checked else None
         passed = [[grad for grad, _ in own] for _, own in pairs]
         adapters = [
-            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
-            for optimizer, own in pairs
+            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._programs) for optimizer, own in pairs
         ]
-        prepare_all(adapters, passed)
+        for adapter, own in zip(adapters, passed, strict=True):
+            adapter.refuse_unknown_variables(own)
+        for adapter in adapters:
+            prepare(adapter)
+        # Gradients stay scaled, unless the user has unscaled some of them.
         parts = [
-            self._part(call, adapter, own, distribution, unscales)
+            self._part(call, adapter, own, unscales=bool(groups))
             for call, adapter, own in zip(calls, adapters, passed, strict=True)
         ]
         grads = [grad for part in parts for grad in part.grads]
-        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+        checked = joined(parts) if groups else None
         loss_scale = one = tf.constant(1.0)
-        # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
-        if self._enabled or (before is not None and before.window_counts is not None):
-            facts = self._scaler.facts()
-            taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
+        if facts is not None:
+            taken, found = apply_or_skip(step_of(adapter, grads, facts, are_scaled=checked is None, checked=checked))
             done, loss_scale = [taken], facts.loss_scale if self._enabled else one
         else:
-            unclipped = grads if before is None or before.unclipped is None else before.unclipped
+            unclipped = grads if checked is None or checked.unclipped is None else checked.unclipped
             stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
             done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
@@ -426,25 +425,18 @@ class GradScaler(StepsWithRanges, tf.Module):
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
-        return self._calls.note(calls, found if self._enabled else None, done, distribution)
+        return self._calls.note(calls, found if self._enabled else None, done)
 
-    def _part(
-        self,
-        call: Call,
-        adapter: OptimizerAdapter,
-        passed: Gradients,
-        distribution: Distribution,
-        unscales: bool,
-    ) -> Part:
+    def _part(self, call: Call, adapter: OptimizerAdapter, passed: Gradients, *, unscales: bool) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
-        grads, checks = lists.of_tensors(passed), [group.before for group in call.groups]
+        grads, checks = lists.of_tensors(passed), [group.checked for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)
-        averaged = self._averaged(rest, distribution)
+        averaged = self._averaged(rest)
         if not unscales:
             return Part(adapter, averaged, [], averaged)
-        unscaled, check = self._unscaled(averaged, distribution)
+        unscaled, check = self._unscaled(averaged)
         # The norm counts each gradient once.
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]

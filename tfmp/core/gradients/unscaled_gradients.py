@@ -29,14 +29,22 @@ class UnscaledGradients:
         self._given: WeakValueDictionary[int, object] = WeakValueDictionary()
         self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
 
-    def add(self, given: Iterable[Gradient], returned: Iterable[Gradient]) -> None:
-        """Remember the gradients that the user passed, and what was returned for them."""
+    def add(self, given: Iterable[Gradient], returned: Iterable[Gradient]) -> int | None:
+        """Remember the gradients that the user passed, and what was returned for them.
+
+        Return the number of the tensor that was made first of what was returned; None if nothing in it is a tensor.
+        """
         results = [lists.values(grad) for grad in returned if grad is not None]
         self.count += len(results)
-        first = (number_of_first(results), self._first)
-        self._first = min((number for number in first if number is not None), default=None)
+        first = min((number for number in map(number_of_tensor, results) if number is not None), default=None)
+        if first is not None and (self._first is None or first < self._first):
+            self._first = first
         for known, tensors in ((self._returned, results), (self._given, map(lists.values, given))):
-            known.update((id(values), values) for values in tensors if _has_identity(values))
+            for values in tensors:
+                # Not numbers of Python: equal ones may be one object. Variables of Keras 3 are not those of TensorFlow.
+                if isinstance(values, tf.Tensor | np.ndarray) or hasattr(values, "assign"):
+                    known[id(values)] = values
+        return first
 
     def got(self, grad: Gradient) -> bool:
         """Return whether the user passed this very gradient to be unscaled.
@@ -62,14 +70,8 @@ class UnscaledGradients:
 
     def precede(self, grad: Gradient) -> bool:
         """Return whether a gradient was certainly made before all that were returned."""
-        number = number_of_first([grad])
+        number = number_of_tensor(lists.values(grad))
         return number is not None and self._first is not None and number < self._first
-
-
-def number_of_first(grads: Iterable[Gradient]) -> int | None:
-    """Return the number of the tensor that was made first; None if no gradient is a tensor."""
-    numbers = [number_of_tensor(lists.values(grad)) for grad in grads]
-    return min((number for number in numbers if number is not None), default=None)
 
 
 def is_computed_from_scaled(grad: Gradient, unscaled: Sequence[UnscaledGradients]) -> bool:
@@ -105,8 +107,3 @@ def is_zero(grad: Gradient) -> bool:
     if known is None:
         return tf.is_symbolic_tensor(values) and values.op.type == "ZerosLike"
     return not np.any(known)
-
-
-def _has_identity(values: object) -> bool:
-    # Not numbers of Python: equal ones may be one object. Variables of Keras 3 are not those of TensorFlow.
-    return isinstance(values, tf.Tensor | np.ndarray) or hasattr(values, "assign")

@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
@@ -14,7 +14,6 @@ from tfmp.core.managers.step_counters import (
     LastDifference,
     LossScaleStatus,
     StepCounters,
-    next_counters,
     status_of,
 )
 from tfmp.core.storage.graph_variables import OncePerGraph, at_top_level_of_graph
@@ -179,7 +178,15 @@ class LossScaleManager(tf.Module, abc.ABC):
             applied: A boolean scalar: was the step applied?
             finite: A boolean scalar: did no gradient overflow? None if that is the same.
         """
-        counters = next_counters(self._counters.read(), applied)
+        counters = self._counters.read()
+        one_if_applied = tf.cast(applied, tf.int64)
+        one_if_skipped = 1 - one_if_applied
+        counters = StepCounters(
+            applied_steps=counters.applied_steps + one_if_applied,
+            skipped_steps=counters.skipped_steps + one_if_skipped,
+            consecutive_skipped_steps=(counters.consecutive_skipped_steps + 1) * one_if_skipped,
+            last_step_applied=applied,
+        )
         counted = self._counters.assign(counters)
         if finite is None:
             return counted
@@ -292,14 +299,18 @@ class StatefulManager(LossScaleManager, Generic[State]):
         """Return the loss scale, a float32 scalar."""
         return self.state.get("loss_scale")
 
-    def _update(self, rule: Callable[[State], State]) -> Done:
-        """Store the state that the rule computes from the present one."""
+    @abc.abstractmethod
+    def next_state(self, state: State, finite: tf.Tensor, *max_abs: tf.Tensor) -> State:
+        """Return the state after one step, with the largest magnitude if the rule needs it: a pure function."""
+
+    def update_loss_scale(self, finite_grads: tf.Tensor, *max_abs: tf.Tensor) -> tf.Operation:
+        """Apply the rule after a step; the optimizer calls this method once per step."""
         # tf.contrib had a conditional here, whose name scope `cond` counts in the names of later ones: in a GAN, the
         # second Adam's variable is `cond_2/beta1_power` in every old checkpoint. A scope of this name keeps these keys.
         # The manager's own variables are made outside of it.
         state = self.state.read()
         with tf.name_scope("cond"):
-            return self.state.assign(rule(state))
+            return self.state.assign(self.next_state(state, finite_grads, *max_abs))
 
     def _restart_with(self, **fields: Any) -> Done:  # noqa: ANN401 - numbers or tensors
         """Store the initial state with some of its fields replaced."""

@@ -136,10 +136,6 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         """The most skipped steps in a row until the scale shrinks; None with a tolerance: earlier steps count too."""
         return None if self._tolerance else self._decr_every_n_nan_or_inf + self._hysteresis - 1
 
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> tf.Operation:
-        """Apply the rule after a step; the optimizer calls this method once per step."""
-        return self._update(lambda state: self.next_state(state, finite_grads))
-
     def next_state(self, state: Any, finite: tf.Tensor) -> Any:  # noqa: ANN401 - of either kind of state
         """Return the state after one step: a pure function, which works elementwise, so a batch of states is fine."""
         forgiving = 1 - self._hysteresis
@@ -218,7 +214,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         bad = settings.count("bad_steps", bad_steps, least=1 - self._hysteresis)
         # A number beyond the range of float32 becomes infinite here, and then the highest scale.
         with np.errstate(over="ignore"):
-            scale = np.float32(settings.real("loss_scale", loss_scale))
+            scale = np.float32(settings.number("loss_scale", loss_scale, is_finite=False))
         return self._restart_with(
             loss_scale=self._scale_within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
         )

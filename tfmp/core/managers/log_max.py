@@ -163,7 +163,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
                 "LogMaxLossScaleManager.update_loss_scale needs max_abs, got None: pass the largest magnitude among "
                 "the step's unscaled gradients."
             )
-        return self._update(lambda state: self.next_state(state, finite_grads, max_abs))
+        return super().update_loss_scale(finite_grads, max_abs)
 
     def continue_from(self, loss_scale: float, good_steps: int = 0, *, bad_steps: int = 0) -> tf.Operation:
         """Continue from another program's loss scale; the mean, the variance and the margin start anew.
@@ -185,7 +185,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             >>> float(manager.get_loss_scale())
             2048.0
         """
-        scale = settings.real("loss_scale", loss_scale)
+        scale = settings.number("loss_scale", loss_scale, is_finite=False)
         for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
             settings.number(name, steps)
         within = self._init_loss_scale if math.isnan(scale) else min(max(scale, self._min_loss_scale), self._highest)

@@ -50,18 +50,6 @@ NO_STEPS = StepCounters(np.int64(0), np.int64(0), np.int64(0), np.True_)
 NO_DIFFERENCE = LastDifference(np.int64(-1))
 
 
-def next_counters(counters: StepCounters, applied: tf.Tensor) -> StepCounters:
-    """Return the counters after one more step."""
-    one_if_applied = tf.cast(applied, tf.int64)
-    one_if_skipped = 1 - one_if_applied
-    return StepCounters(
-        applied_steps=counters.applied_steps + one_if_applied,
-        skipped_steps=counters.skipped_steps + one_if_skipped,
-        consecutive_skipped_steps=(counters.consecutive_skipped_steps + 1) * one_if_skipped,
-        last_step_applied=applied,
-    )
-
-
 def status_of(loss_scale: tf.Tensor, counters: StepCounters, last_difference: LastDifference) -> LossScaleStatus:
     """Return the status that a loss scale and counters make."""
     # Computed, not stored: a file that Keras saved has a place for each stored variable, and none for this one.

@@ -1,7 +1,6 @@
 """How the core works with the optimizers of each Keras."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import tensorflow as tf
 from tfmp.any_keras.internals import refuse_unknown, view_of
 from tfmp.any_keras.which import is_foreign, is_optimizer_of_keras3
 from tfmp.core.adapter import OptimizerAdapter
+from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import outside_of_functions
-from tfmp.hosts.keras.program import KerasProgram, UpdateCompiler
+from tfmp.hosts.keras.program import KerasProgram, UpdatePrograms
 from tfmp.types import Done, Gradients
 
 
@@ -21,7 +21,7 @@ class KerasAdapter(OptimizerAdapter):
     Beside the arguments of `OptimizerAdapter`:
 
     Args:
-        compiler: Says whether XLA compiles the program; None if it never does.
+        programs: Say whether XLA compiles the update; None if it never does.
         is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in the own wrapper of Keras 2.
         method: The method of an optimizer of Keras 3 that is called: "apply_gradients" or "apply".
@@ -35,13 +35,13 @@ class KerasAdapter(OptimizerAdapter):
         *,
         average: Callable[[Gradients], Gradients] | None = None,
         leaves_out_none: bool = True,
-        compiler: UpdateCompiler | None = None,
+        programs: UpdatePrograms | None = None,
         is_summed: bool = False,
         counts_skipped_steps: bool = False,
         method: str = "apply_gradients",
     ) -> None:
         super().__init__(optimizer, variables, kwargs, average=average, leaves_out_none=leaves_out_none)
-        self._compiler = compiler
+        self._programs = programs
         self._is_summed = is_summed
         self._counts_skipped_steps = counts_skipped_steps
         self._method = method
@@ -59,12 +59,13 @@ class KerasAdapter(OptimizerAdapter):
     def program(self, grads: Gradients) -> KerasProgram | None:
         """Return the program that unscales these gradients and applies them, if XLA compiles it."""
         # On replicas the optimizer sums gradients, which a program cannot.
-        if self._compiler is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
+        if self._programs is None or tf.distribute.has_strategy() or not self.can_unscale_late(grads):
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
         variables = [self.variables[index] for index in taken]
-        program = KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
-        return program if program.is_compiled else None
+        if not (within_xla() or self._programs.compiles(variables)):
+            return None
+        return KerasProgram(self._programs, taken, variables, self._method, self._kwargs)
 
     def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""
@@ -79,13 +80,15 @@ class Keras3Adapter(KerasAdapter):
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's own variables; outside of a function that is being traced, so that it is traced once."""
-        outside_of_functions(functools.partial(super().prepare, variables))
+        if not self.optimizer.built:
+            outside_of_functions(lambda: self.optimizer.build(variables))
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica."""
-        if self._method != "apply":
-            return super().apply(grads)
-        self.optimizer.apply(list(grads), self.variables)
+        if self._method == "apply":
+            self.optimizer.apply(list(grads), self.variables)
+        else:
+            self.optimizer.apply_gradients(self._pairs(grads))
         return tf.no_op()
 
 

@@ -25,7 +25,7 @@ from tfmp.hosts.keras.arguments import (
 )
 from tfmp.hosts.keras.checkpoints import CheckpointedAsInner, continue_at, manager_from_keras
 from tfmp.hosts.keras.files import SavedAsInner, StateInFiles
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
+from tfmp.hosts.keras.program import JitCompile, ProgramsByOptimizer
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
@@ -122,7 +122,7 @@ class OfAnyKeras(LossScaleOptimizer):
         self._loop.last_call = "compute_gradients"
         return list(zip(unscaled, variables, strict=True))
 
-    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Done:
+    def _take_step_of_loop(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Done:
         """Take a step with gradients, which the loop may have unscaled, and remember that they were applied."""
         are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         adapter.refuse_unknown_variables(grads)
@@ -203,7 +203,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         **settings: Any,  # noqa: ANN401 - as of the base class
     ) -> None:
         self._jit_compile = jit_compile
-        self._compilers = UpdateCompilers(jit_compile)
+        self._programs = ProgramsByOptimizer(jit_compile)
         super().__init__(*arguments, **settings)
 
     def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class
