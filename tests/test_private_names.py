@@ -210,7 +210,6 @@ _KNOWN.add("_compute_output_and_mask_jointly")
         ('"""A docstring about `tensorflow.python`."""', False),
         ("self._counters.read()._replace(value=1)", False),
         ("other._counters", False),
-        ("each._tfmp_is_gate", False),
         ("vars(self)['_counters']", False),
         ("type(self).__name__", False),
     ],

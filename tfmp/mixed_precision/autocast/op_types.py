@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
@@ -13,6 +14,10 @@ FLOATS = frozenset([*HALF_TYPES, tf.float32, tf.float64])
 
 #: What reads a variable.
 _READS = frozenset(["ReadVariableOp", "VariableV2", "Variable"])
+
+# State of the module, because a tensor tells more than one scope what it is, and lives as long as the user wants.
+_gates: WeakValueDictionary[int, tf.Tensor] = WeakValueDictionary()
+_weights: WeakValueDictionary[int, tf.Tensor] = WeakValueDictionary()
 
 Computes = Literal["half", "float32", "widest"]
 
@@ -151,7 +156,7 @@ class OpTypes:
         if isinstance(value, tf.Variable) or not isinstance(value, tf.Tensor):
             return True
         if not tf.is_symbolic_tensor(value):
-            return getattr(value, "_tfmp_is_weight", False)
+            return id(value) in _weights
         op = value.op
         if op.type in _READS:
             return True
@@ -194,19 +199,18 @@ def cast_float(value: Any, dtype: object) -> Any:  # noqa: ANN401 - whatever Ten
 
 
 def mark_as_gate(results: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Mark a tensor, or each of a list, as a gate of half-precision values."""
+    """Remember a tensor, or each of a list, as a gate of half-precision values."""
     # Symbolic tensors, too: to ask their op, and its inputs, would take long in deep graphs.
     for each in results if isinstance(results, list | tuple) else [results]:
         if isinstance(each, tf.Tensor) and each.dtype == tf.float32:
-            each._tfmp_is_gate = True
+            _gates[id(each)] = each
 
 
 def _is_gate(value: Any) -> bool:  # noqa: ANN401 - whatever TensorFlow takes for a tensor
-    return getattr(value, "_tfmp_is_gate", False)
+    return id(value) in _gates
 
 
 def mark_as_weight(tensor: Any) -> None:  # noqa: ANN401 - whatever an op returns
-    """Mark an eager tensor, or each of a list, as read from a variable."""
-    # On the tensor itself: an eager tensor has no op that would tell, and lives as long as the user wants.
+    """Remember an eager tensor, or each of a list, as read from a variable: it has no op that would tell."""
     for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
-        each._tfmp_is_weight = True
+        _weights[id(each)] = each
