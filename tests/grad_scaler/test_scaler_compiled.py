@@ -1,14 +1,13 @@
 """Steps of a `GradScaler` whose update XLA compiles, of one optimizer and of several."""
 
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import for_every_keras, gradients, kernel_and_bias, optimizer, values, variable
+from kerases import for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, values, variable
 from scaler_loops import IN_BOTH_WAYS, WAYS, sgd
 
 import tfmp
@@ -93,12 +92,6 @@ def test_optimizers_that_step_together_each_get_their_gradients(keras: ModuleTyp
     np.testing.assert_allclose(weight.numpy(), plain_weight.numpy(), rtol=1e-5)
 
 
-def _programs(function: Callable[..., None], *args: Any) -> int:
-    """Return how many programs the graph of a function has that XLA compiles."""
-    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
-    return sum("_XlaMustCompile" in node.attr for each in graph.library.function for node in each.node_def)
-
-
 @for_every_keras()
 def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(keras: ModuleType) -> None:
     class Own(keras.optimizers.SGD):  # type: ignore[name-defined, misc] # one of two packages
@@ -117,7 +110,7 @@ def test_large_variables_are_compiled_unless_turned_off_or_by_code_of_a_user(ker
                 scaler.step_all(some)
             scaler.update()
 
-        return _programs(step)
+        return num_programs(step)
 
     assert programs(optimizer(keras)) == 1
     assert programs(optimizer(keras), jit_compile=False) == 0

@@ -33,7 +33,7 @@ if not keras.__version__.startswith("3."):
 
 #: MultiOptimizer has no slots itself, and Keras 3.5 does not make the accumulator of Adagrad as one.
 _WITHOUT_SLOTS = {"MultiOptimizer", *(["Adagrad"] if keras.__version__.startswith("3.5.") else [])}
-_NAMES = [name for name in optimizer_names(keras) if name not in _WITHOUT_SLOTS]
+_NAMES = [name for name in optimizer_names(keras.optimizers) if name not in _WITHOUT_SLOTS]
 
 #: Settings of the base class of all optimizers.
 _SETTINGS: list[dict[str, Any]] = [

@@ -16,11 +16,6 @@ from kerases import SCALE, dense_model, fit_linear, for_every_keras, linear_mode
 
 import tfmp
 
-pytestmark = [
-    # Of NumPy 2, where Keras makes an array of a variable.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-]
-
 
 # Keras 3.5 warns by itself with steps_per_execution.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
@@ -130,15 +125,11 @@ def test_tensorboard_shows_the_learning_rate(keras: ModuleType, schedules: bool,
 
     def written(wraps: bool) -> dict[str, list[Any]]:
         logs = str(tmp_path / str(wraps))
-        model = dense_model(
-            keras, wrap(optimizer(keras, learning_rate=rate)) if wraps else optimizer(keras, learning_rate=rate)
-        )
-        model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=3, verbose=0, callbacks=[keras.callbacks.TensorBoard(logs)])
+        _fit(keras, optimizer(keras, learning_rate=rate), wraps, [keras.callbacks.TensorBoard(logs)])
         shown: dict[str, list[Any]] = {}
-        for file in glob.glob(f"{logs}/train/*"):
-            for event in loader.EventFileLoader(file).Load():
-                for value in event.summary.value:
-                    shown.setdefault(value.tag, []).append(list(value.tensor.float_val))
+        events = (event for file in glob.glob(f"{logs}/train/*") for event in loader.EventFileLoader(file).Load())
+        for value in (each for event in events for each in event.summary.value):
+            shown.setdefault(value.tag, []).append(list(value.tensor.float_val))
         return shown
 
     bare, wrapped = written(False), written(True)
