@@ -123,7 +123,9 @@ class GradientCheck(NamedTuple):
             to_detect = measures.only_suspects(to_detect, are_suspect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self.num_summed > 1:
-            in_sum = measures.counts(to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)])
+            in_sum = measures.sums_of_each(
+                to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed)]
+            )
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])
         if self.overwritten:
             counts += NonFiniteDetector().counts(self._next_values(grads), self.loss_scale)
