@@ -17,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import (
-    control_dependencies,
-    control_flow_context,
+    adds_at_top_level,
     key_of_distributed,
     set_key_of_distributed,
     set_slice_information,
@@ -37,6 +36,8 @@ class OncePerGraph(Generic[Kept]):
     A manager may be made in one graph and used in others, as by Estimator. The object is deleted together with its
     graph. With `make=list` it is a list in each graph, by which a monitor finds what is built there. In eager code
     nothing is kept, so that such a list is empty.
+
+    It is kept in a collection whose key is no string, because TensorFlow exports the collections whose keys are.
     """
 
     def __init__(self, make: Callable[[], Kept]) -> None:
@@ -47,7 +48,7 @@ class OncePerGraph(Generic[Kept]):
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._make()
-            kept = self._kept()
+            kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
             if not kept:
                 # A slice: another thread, of another replica, may have made one meanwhile. All threads return the last.
                 kept[:] = [self._make()]
@@ -56,13 +57,8 @@ class OncePerGraph(Generic[Kept]):
     def made(self) -> Kept | None:
         """Return the current graph's object if it was made; None if it was not, and in eager code."""
         with tf.init_scope():
-            kept = [] if tf.executing_eagerly() else self._kept()
+            kept = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(self)
             return kept[0] if kept else None
-
-    def _kept(self) -> list[Kept]:
-        # The key of the collection is no string, because TensorFlow exports the collections whose keys are strings.
-        kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
-        return kept
 
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
@@ -147,14 +143,9 @@ def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
 
 def at_top_level_of_graph() -> bool:
     """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
-    graph = tf.compat.v1.get_default_graph()
-    return in_graph_itself() and not control_dependencies(graph) and control_flow_context(graph) is None
+    return in_graph_itself() and adds_at_top_level(tf.compat.v1.get_default_graph())
 
 
 def in_graph_itself() -> bool:
     """Return whether an op made now would be in a graph, and not in a function: in one of its own, or of eager code."""
-    if tf.executing_eagerly():
-        return False
-    graph = tf.compat.v1.get_default_graph()
-    with tf.init_scope():
-        return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph
+    return not (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function)
