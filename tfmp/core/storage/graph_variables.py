@@ -29,6 +29,12 @@ Kept = TypeVar("Kept")
 #: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
 SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
 
+#: The collection of a graph that has all variables of tfmp that scripts initialize and save. Its key is no string, as
+#: in `OncePerGraph`.
+STATE = ("tfmp", "state")
+#: The collections of such a variable.
+COLLECTIONS = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, STATE)
+
 
 class OncePerGraph(Generic[Kept]):
     """Makes an object once for each graph, outside control dependencies, conditionals and functions.
@@ -54,12 +60,6 @@ class OncePerGraph(Generic[Kept]):
                 kept[:] = [self._make()]
             return kept[0]
 
-    def made(self) -> Kept | None:
-        """Return the current graph's object if it was made; None if it was not, and in eager code."""
-        with tf.init_scope():
-            kept = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(self)
-            return kept[0] if kept else None
-
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
     """Make a variable that is initialized, saved and fetched like the variables of tf.contrib's managers.
@@ -72,11 +72,18 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
         or tf.compat.v1.control_flow_v2_enabled()
         or tf.distribute.has_strategy()
     ):
-        return tf.compat.v1.Variable(initial_value, name=name, trainable=False, use_resource=False)
+        return tf.compat.v1.Variable(
+            initial_value, name=name, trainable=False, use_resource=False, collections=COLLECTIONS
+        )
     # Not `get_variable`: it refuses a name that a second manager makes, and applies custom getters of the user.
     with tf.name_scope(name) as scope:
         variable = tf.compat.v1.Variable(
-            initial_value, name="value", trainable=False, use_resource=True, **SAME_ON_ALL_REPLICAS
+            initial_value,
+            name="value",
+            trainable=False,
+            use_resource=True,
+            collections=COLLECTIONS,
+            **SAME_ON_ALL_REPLICAS,
         )
         # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
         tf.identity(variable.read_value(), name=scope)

@@ -66,11 +66,6 @@ class StateVariables(tf.Module, Generic[State]):
                 )
             return self.values
 
-    def in_graph(self) -> list[tf.Variable]:
-        """Return the variables that were made in the current graph; none in eager code."""
-        made = self._in_graph.made()
-        return [] if made is None else list(made[0])
-
     def read(self) -> State:
         """Return the state as tensors.
 
