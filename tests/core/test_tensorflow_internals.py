@@ -51,14 +51,14 @@ def test_place_of_ops_in_control_dependencies_and_control_flow_of_tf1_is_known(c
     def body(value: tf.Tensor) -> tf.Tensor:
         contexts.append(internals.control_flow_context(tf.compat.v1.get_default_graph()))
         loops.append(internals.within_loop_of_tf1())
-        at_top_level.append(internals.adds_at_top_level(tf.compat.v1.get_default_graph()))
+        at_top_level.append(internals.at_top_level_of_graph())
         return value + 1
 
     with tf.Graph().as_default() as graph:
         op = tf.no_op()
-        assert internals.adds_at_top_level(graph)
+        assert internals.at_top_level_of_graph()
         with tf.control_dependencies([op]):
-            assert not internals.adds_at_top_level(graph)
+            assert not internals.at_top_level_of_graph()
         assert internals.control_flow_context(graph) is None
         assert not internals.within_loop_of_tf1()
         tf.cond(tf.constant(True), lambda: body(tf.constant(0)), lambda: tf.constant(0))

@@ -59,12 +59,15 @@ def within_loop_of_tf1() -> bool:
     return control_flow_util.GetContainingWhileContext(context_of_ops) is not None
 
 
-def adds_at_top_level(graph: tf.Graph) -> bool:
-    """Return whether a graph adds ops outside of control dependencies, and of TF1's conditionals and loops.
+def at_top_level_of_graph() -> bool:
+    """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals.
 
     `Graph._current_control_dependencies` and `_get_control_flow_context` of TensorFlow 2.15 to 2.21. Nothing public
     tells without adding an op.
     """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or graph.building_function:
+        return False
     return not graph._current_control_dependencies() and graph._get_control_flow_context() is None
 
 

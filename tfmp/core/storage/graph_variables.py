@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import (
-    adds_at_top_level,
     key_of_distributed,
     set_key_of_distributed,
     set_slice_information,
@@ -146,11 +145,6 @@ def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
     part = None if isinstance(variable, tf.distribute.DistributedValues) else slice_information(variable)
     # A `_WholeVariable` has no shape.
     return tuple(part.full_shape) if part is not None and part.full_shape else None
-
-
-def at_top_level_of_graph() -> bool:
-    """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
-    return in_graph_itself() and adds_at_top_level(tf.compat.v1.get_default_graph())
 
 
 def in_graph_itself() -> bool:

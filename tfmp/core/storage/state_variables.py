@@ -11,9 +11,9 @@ from tfmp.core.storage.graph_variables import (
     OncePerGraph,
     add_saved_variable,
     add_transient_variable,
-    at_top_level_of_graph,
     value_of,
 )
+from tfmp.core.tensorflow_internals import at_top_level_of_graph
 from tfmp.core.tracing import outside_of_functions
 from tfmp.types import AddVariable, Done
 
