@@ -10,7 +10,7 @@ from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found, GradientCheck
-from tfmp.core.storage.graph_variables import COLLECTIONS
+from tfmp.core.storage.graph_variables import SAVED_COLLECTIONS
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
@@ -355,7 +355,7 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
         tf.zeros(shape, dtype),
         name=name,
         use_resource=True,
-        collections=COLLECTIONS,
+        collections=SAVED_COLLECTIONS,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )

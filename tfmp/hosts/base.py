@@ -16,7 +16,7 @@ from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
-from tfmp.core.storage.graph_variables import STATE
+from tfmp.core.storage.graph_variables import STATE_COLLECTION
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import LoopRecord
 from tfmp.hosts.accumulators import Accumulators
@@ -432,7 +432,10 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
             of_scripts = tf.compat.v1.global_variables()
             # Those of a manager that a user wrote are its attributes.
             of_manager = {id(variable) for variable in self._loss_scale_manager.variables}
-            return [*tf.compat.v1.get_collection(STATE), *(each for each in of_scripts if id(each) in of_manager)]
+            return [
+                *tf.compat.v1.get_collection(STATE_COLLECTION),
+                *(each for each in of_scripts if id(each) in of_manager),
+            ]
 
 
 def of_inner(name: str) -> Any:  # noqa: ANN401 - a property, and what it returns

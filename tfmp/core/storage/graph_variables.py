@@ -30,9 +30,9 @@ SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 #: The collection of a graph that has all variables of tfmp that scripts initialize and save. Its key is no string, as
 #: in `OncePerGraph`.
-STATE = ("tfmp", "state")
+STATE_COLLECTION = ("tfmp", "state")
 #: The collections of such a variable.
-COLLECTIONS = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, STATE)
+SAVED_COLLECTIONS = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, STATE_COLLECTION)
 
 
 class OncePerGraph(Generic[Kept]):
@@ -72,7 +72,7 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
         or tf.distribute.has_strategy()
     ):
         return tf.compat.v1.Variable(
-            initial_value, name=name, trainable=False, use_resource=False, collections=COLLECTIONS
+            initial_value, name=name, trainable=False, use_resource=False, collections=SAVED_COLLECTIONS
         )
     # Not `get_variable`: it refuses a name that a second manager makes, and applies custom getters of the user.
     with tf.name_scope(name) as scope:
@@ -81,7 +81,7 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
             name="value",
             trainable=False,
             use_resource=True,
-            collections=COLLECTIONS,
+            collections=SAVED_COLLECTIONS,
             **SAME_ON_ALL_REPLICAS,
         )
         # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
