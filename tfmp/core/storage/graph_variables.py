@@ -145,8 +145,3 @@ def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
     part = None if isinstance(variable, tf.distribute.DistributedValues) else slice_information(variable)
     # A `_WholeVariable` has no shape.
     return tuple(part.full_shape) if part is not None and part.full_shape else None
-
-
-def in_graph_itself() -> bool:
-    """Return whether an op made now would be in a graph, and not in a function: in one of its own, or of eager code."""
-    return not (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function)
