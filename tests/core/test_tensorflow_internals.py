@@ -46,24 +46,26 @@ def test_function_is_converted_where_autograph_converts_the_code_outside() -> No
 
 
 def test_place_of_ops_in_control_dependencies_and_control_flow_of_tf1_is_known(control_flow_v1: None) -> None:
-    contexts, loops = [], []
+    contexts, loops, at_top_level = [], [], []
 
     def body(value: tf.Tensor) -> tf.Tensor:
         contexts.append(internals.control_flow_context(tf.compat.v1.get_default_graph()))
         loops.append(internals.within_loop_of_tf1())
+        at_top_level.append(internals.at_top_level_of_graph())
         return value + 1
 
     with tf.Graph().as_default() as graph:
         op = tf.no_op()
-        assert list(internals.control_dependencies(graph)) == []
+        assert internals.at_top_level_of_graph()
         with tf.control_dependencies([op]):
-            assert list(internals.control_dependencies(graph)) == [op]
+            assert not internals.at_top_level_of_graph()
         assert internals.control_flow_context(graph) is None
         assert not internals.within_loop_of_tf1()
         tf.cond(tf.constant(True), lambda: body(tf.constant(0)), lambda: tf.constant(0))
         tf.while_loop(lambda value: value < 3, body, [tf.constant(0)])
     assert None not in contexts
     assert loops == [False, True]
+    assert not any(at_top_level)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from tfmp.core.dtypes import HALF_TYPES
 from tfmp.core.gradients import arithmetic
 from tfmp.core.overflow.detectors import KINDS, OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found, GradientCheck
+from tfmp.core.storage.graph_variables import SAVED_COLLECTIONS
 from tfmp.core.tracing import conditional_update, without_autograph
 from tfmp.types import AddBuffer, Done, Gradient, Gradients
 
@@ -207,18 +208,20 @@ class GradientAccumulator(tf.Module):
         lists.refuse_other_number(grads, self.sums)
         lists.refuse_all_none(grads)
         self._note_presence(grads)
-        check = GradientCheck(self._detector, loss_scale)
-        max_abs = [check.max_abs(grads)] if keeps_max_abs else []
+        check = GradientCheck(self._detector, loss_scale, needs_max_abs=keeps_max_abs)
+        found = check.find(grads)
 
         def keep(grads: Gradients) -> tf.Operation:
-            largest = [self.largest.assign(tf.reduce_max([self.largest.read_value(), *max_abs]))] if max_abs else []
-            return tf.group(*map(_add_to, self.sums, grads), self.kept.assign_add(1.0), *largest)
+            kept = [*map(_add_to, self.sums, grads), self.kept.assign_add(1.0)]
+            if found.max_abs is not None:
+                kept.append(self.largest.assign(tf.reduce_max([self.largest.read_value(), found.max_abs])))
+            return tf.group(*kept)
 
         def drop(grads: Gradients) -> tf.Operation:
             return tf.group(self.overflows.assign_add(tf.cast(check.counts(grads), tf.float64)))
 
         # Last: in a graph, a run that fails before it has gradients, as at the end of the input, must not count.
-        with tf.control_dependencies([conditional_update(check.usable(grads), grads, keep, drop)]):
+        with tf.control_dependencies([conditional_update(found.usable, grads, keep, drop)]):
             return tf.group(self.tried.assign_add(1.0), self.tried_in_epoch.assign_add(1.0))
 
     def _note_presence(self, grads: Gradients) -> None:
@@ -352,6 +355,7 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
         tf.zeros(shape, dtype),
         name=name,
         use_resource=True,
+        collections=SAVED_COLLECTIONS,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )

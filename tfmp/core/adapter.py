@@ -97,7 +97,14 @@ class OptimizerAdapter:
 
     def apply(self, grads: Gradients) -> Done:
         """Apply the gradients of one replica, in true magnitude."""
-        return finished(self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs))
+        applied = self.optimizer.apply_gradients(self._pairs(grads), **self._kwargs)
+        with tf.init_scope():
+            in_graph = not tf.executing_eagerly()
+        # In a `tf.function` an optimizer of Keras returns a variable. There is nothing to wait for: a function runs its
+        # assignments in any case. In a TF1 graph an optimizer may return a reference variable, whose op is the
+        # assignment.
+        parts = [part.op if in_graph and hasattr(part, "op") else part for part in tf.nest.flatten(applied)]
+        return tf.group(*(part for part in parts if isinstance(part, tf.Operation | tf.Tensor)))
 
     def program(self, grads: Gradients) -> "Program | None":
         """Return the program that unscales these gradients and applies them; None if `apply` is as fast.
@@ -152,13 +159,3 @@ def takes_float32_gradients(optimizer: object) -> bool:
     """
     asked = without_horovods(optimizer)
     return any(getattr(each, "takes_float32_gradients", False) for each in (asked, *getattr(asked, "optimizers", ())))
-
-
-def finished(applied: Any) -> Done:  # noqa: ANN401 - whatever `apply_gradients` returns
-    """Return an op that finishes after gradients are applied, from what the optimizer's `apply_gradients` returned."""
-    with tf.init_scope():
-        in_graph = not tf.executing_eagerly()
-    # In a `tf.function` an optimizer of Keras returns a variable. There is nothing to wait for: a function runs its
-    # assignments in any case. In a TF1 graph an optimizer may return a reference variable, whose op is the assignment.
-    parts = [part.op if in_graph and hasattr(part, "op") else part for part in tf.nest.flatten(applied)]
-    return tf.group(*(part for part in parts if isinstance(part, tf.Operation | tf.Tensor)))

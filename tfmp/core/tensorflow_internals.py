@@ -59,13 +59,16 @@ def within_loop_of_tf1() -> bool:
     return control_flow_util.GetContainingWhileContext(context_of_ops) is not None
 
 
-def control_dependencies(graph: tf.Graph) -> Sequence[tf.Operation]:
-    """Return the ops on which an op would depend that the graph adds now.
+def at_top_level_of_graph() -> bool:
+    """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals.
 
-    `Graph._current_control_dependencies` of TensorFlow 2.15 to 2.21. Nothing public tells without adding an op.
+    `Graph._current_control_dependencies` and `_get_control_flow_context` of TensorFlow 2.15 to 2.21. Nothing public
+    tells without adding an op.
     """
-    dependencies: Sequence[tf.Operation] = graph._current_control_dependencies()
-    return dependencies
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or graph.building_function:
+        return False
+    return not graph._current_control_dependencies() and graph._get_control_flow_context() is None
 
 
 def ops_are_watched() -> bool:

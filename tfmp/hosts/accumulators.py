@@ -81,10 +81,6 @@ class Accumulators:
                 self.saved.windows.extend([made] if eager else [])
             return found
 
-    def in_graph(self) -> list[tf.Variable]:
-        """Return the variables that the accumulators made in the current graph; none in eager code."""
-        return [each for _, accumulator in self._in_graph.made() or [] for each in accumulator.variables]
-
     def _make(self, variables: Sequence[Any], add_buffer: AddBuffer | None = None) -> GradientAccumulator:
         keeps_float32 = takes_float32_gradients(self._optimizer)
         return accumulator_of_optimizer(

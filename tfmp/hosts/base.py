@@ -16,6 +16,7 @@ from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, in_true_magnitude, step_of, take
+from tfmp.core.storage.graph_variables import STATE_COLLECTION
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import LoopRecord
 from tfmp.hosts.accumulators import Accumulators
@@ -424,17 +425,17 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         return take(step_of(adapter, grads, facts, are_scaled=are_scaled))
 
     def _state_in_graph(self) -> list[tf.Variable]:
-        """Return the variables of the current graph that hold the wrapper's state, of which Keras 2 must be told."""
+        """Return the variables of the current graph that hold tfmp's state, of which Keras 2 must be told."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return []
-        # Those of a manager that a user wrote are its attributes.
-        manager = self._loss_scale_manager
-        states = [manager._state_to_save(), *([] if self.spike_detector is None else self.spike_detector.states)]
-        of_states = [variable for state in states if state is not None for variable in state.in_graph()]
-        initialized = {id(variable) for variable in tf.compat.v1.global_variables()}
-        found = {id(each): each for each in [*of_states, *manager.variables, *self._accumulators.in_graph()]}
-        return [variable for key, variable in found.items() if key in initialized]
+            of_scripts = tf.compat.v1.global_variables()
+            # Those of a manager that a user wrote are its attributes.
+            of_manager = {id(variable) for variable in self._loss_scale_manager.variables}
+            return [
+                *tf.compat.v1.get_collection(STATE_COLLECTION),
+                *(each for each in of_scripts if id(each) in of_manager),
+            ]
 
 
 def of_inner(name: str) -> Any:  # noqa: ANN401 - a property, and what it returns

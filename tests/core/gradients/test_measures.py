@@ -179,7 +179,7 @@ def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compil
 def test_a_graph_counts_large_gradients_by_one_function_for_each_type() -> None:
     @tf.function
     def counted(grads: Gradients) -> tf.Tensor:
-        return measures.counts(grads, [tf.math.is_inf, tf.math.is_nan])
+        return measures.sums_of_each(grads, [tf.math.is_inf, tf.math.is_nan])
 
     shapes = [[100, 100], [2**14], [3, 1, 4000]]
     grads = [tf.fill(shape, tf.constant(math.inf, dtype)) for dtype in (tf.float32, tf.float64) for shape in shapes]
@@ -199,7 +199,7 @@ def test_counts_are_right_at_every_position_of_a_sparse_gradient(dtype: tf.DType
         small = [gradient([1.0, value], dtype) for value in (math.inf, 1.0)]
         # A `tf.DType` equals a small integer, so a dtype could be confused with a position in the list.
         places = [[None] * place + [sparse, *small, *small] for place in range(20)]
-        return [measures.counts(grads, [tf.math.is_inf])[-5:, 0] for grads in places]
+        return [measures.sums_of_each(grads, [tf.math.is_inf])[-5:, 0] for grads in places]
 
     rows = tf.cast([[math.inf, 1.0], [2.0, -math.inf]], dtype)
     for each in counted(rows, tf.constant([1, 2], tf.int64)):
@@ -208,7 +208,7 @@ def test_counts_are_right_at_every_position_of_a_sparse_gradient(dtype: tf.DType
 
 def test_more_values_than_float32_can_count_are_counted() -> None:
     # An odd number above 2**24.
-    counts = measures.counts([tf.ones([65793, 257], tf.float16)], [lambda values: values > 0])
+    counts = measures.sums_of_each([tf.ones([65793, 257], tf.float16)], [lambda values: values > 0])
     assert counts.numpy().tolist() == [[65793 * 257]]
 
 
@@ -217,7 +217,7 @@ def test_form_for_accelerators_gives_the_same_answers(dtype: tf.DType, monkeypat
     def answers() -> list[Any]:
         @functools.partial(tf.function, jit_compile=True)
         def answer(values: tf.Tensor) -> list[tf.Tensor]:
-            counts = measures.counts([values], [tf.math.is_inf, tf.math.is_nan])
+            counts = measures.sums_of_each([values], [tf.math.is_inf, tf.math.is_nan])
             return [measures.all_finite([values]), counts, measures.global_norm([values])]
 
         cases = [[1.0, 2.0], [math.inf, 1.0], [math.nan, -math.inf], [float(dtype.max), 1.0]]

@@ -209,9 +209,9 @@ def _check(loss_scale: float = 8.0, **settings: Any) -> GradientCheck:
 
 @pytest.mark.parametrize(("are_scaled", "largest"), [(False, 16.0), (True, 2.0)])
 def test_magnitude_of_gradients_is_that_of_their_true_ones(are_scaled: bool, largest: float) -> None:
-    check, grads = _check(are_scaled=are_scaled), [tf.constant([4.0, -16.0]), None]
-    assert float(check.max_abs(grads)) == largest
-    assert bool(check.usable(grads))
+    check, grads = _check(are_scaled=are_scaled, needs_max_abs=True), [tf.constant([4.0, -16.0]), None]
+    found = check.find(grads)
+    assert (bool(found.usable), float(found.max_abs)) == (True, largest)
     assert check.counts(grads).numpy().tolist() == [_NOTHING, _NOTHING]
 
 
@@ -219,28 +219,28 @@ def test_magnitude_of_gradients_is_that_of_their_true_ones(are_scaled: bool, lar
 @pytest.mark.parametrize(("bad", "counts"), [(math.inf, [1, 0, 0]), (math.nan, [0, 1, 0])])
 def test_overflow_is_found_in_scaled_gradients_too(are_scaled: bool, bad: float, counts: list[int]) -> None:
     check, grads = _check(are_scaled=are_scaled), [tf.constant([1.0]), None, tf.constant([1.0, bad])]
-    assert not bool(check.usable(grads))
+    assert not bool(check.find(grads).usable)
     assert check.counts(grads).numpy().tolist() == [_NOTHING, _NOTHING, counts]
 
 
 def test_scaled_gradients_are_not_usable_at_a_scale_below_1() -> None:
     largest = [tf.constant([tf.float32.max])]
     # A checkpoint may restore such a scale. Divided by 0.5, a gradient that is finite here overflows.
-    assert not bool(_check(0.5, are_scaled=True).usable(largest))
-    assert bool(_check(1.0, are_scaled=True).usable(largest))
-    assert bool(_check(0.5).usable(largest))
+    assert not bool(_check(0.5, are_scaled=True).find(largest).usable)
+    assert bool(_check(1.0, are_scaled=True).find(largest).usable)
+    assert bool(_check(0.5).find(largest).usable)
 
 
 @pytest.mark.parametrize("are_scaled", [False, True])
 def test_next_value_of_a_variable_is_never_scaled_and_checked_for_finiteness_alone(are_scaled: bool) -> None:
-    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(8.0), are_scaled, overwritten=[1])
+    check = GradientCheck(tfmp.SaturationDetector(), tf.constant(8.0), are_scaled, 1, [1], needs_max_abs=True)
     # For a gradient this would be saturated.
     large = [tf.constant([16.0]), tf.constant([1e6])]
-    assert bool(check.usable(large))
-    assert float(check.max_abs(large)) == (2 if are_scaled else 16)
+    found = check.find(large)
+    assert (bool(found.usable), float(found.max_abs)) == (True, 2 if are_scaled else 16)
     assert check.counts(large).numpy().tolist() == [_NOTHING, _NOTHING]
     nan = [tf.constant([16.0]), tf.constant([math.nan])]
-    assert not bool(check.usable(nan))
+    assert not bool(check.find(nan).usable)
     assert check.counts(nan).numpy().tolist() == [_NOTHING, [0, 1, 0]]
     both = [tf.constant([math.inf]), tf.constant([math.nan])]
     assert check.counts(both).numpy().tolist() == [[1, 0, 0], [0, 1, 0]]
@@ -255,19 +255,19 @@ def test_gradient_that_could_overflow_in_the_sum_over_replicas_counts_as_infinit
     # An infinity is counted once.
     assert _check(num_summed=2).counts([tf.constant([math.inf, 1.0])]).numpy().tolist() == [[1, 0, 0]]
     alone, summed = _check(), _check(num_summed=2)
-    assert [bool(check.usable(grads)) for check in (alone, summed)] == [True, False]
+    assert [bool(check.find(grads).usable) for check in (alone, summed)] == [True, False]
     counts = [check.counts(grads).numpy().tolist() for check in (alone, summed)]
     assert counts == [[_NOTHING, _NOTHING], [[2, 0, 0], _NOTHING]]
     # Scaled gradients are divided before they are summed, those of half precision in float32.
     for loss_scale, is_usable in [(1.0, False), (4.0, True)]:
         scaled = GradientCheck(tfmp.NonFiniteDetector(), tf.constant(loss_scale), are_scaled=True, num_summed=2)
-        assert bool(scaled.usable(grads)) is is_usable
+        assert bool(scaled.find(grads).usable) is is_usable
         assert scaled.counts(grads).numpy().tolist() == [_NOTHING if is_usable else [2, 0, 0], _NOTHING]
-        assert bool(scaled.usable([tf.constant([65504.0], tf.float16)]))
+        assert bool(scaled.find([tf.constant([65504.0], tf.float16)]).usable)
     # Where gradients are not summed, the detector alone decides.
     for num_summed, finite in [(1, True), (2, False)]:
         check = GradientCheck(_Tolerant(), tf.constant(8.0), num_summed=num_summed)
-        assert bool(check.usable([tf.constant([math.inf])])) is finite
+        assert bool(check.find([tf.constant([math.inf])]).usable) is finite
 
 
 @in_every_mode

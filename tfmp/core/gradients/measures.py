@@ -4,8 +4,7 @@ A check runs at every step, so each value is read once: sums of squares tell whe
 norm. Single values are looked at only where squares overflow, or are too small. Small tensors are read together.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -40,7 +39,7 @@ def all_finite(grads: Gradients, addends: int = 1, loss_scale: tf.Tensor | None 
 
     Values in half precision, and few values, are looked at one by one: that is as fast, or takes fewer ops.
     """
-    values = _joined(values_of(grads))
+    values = list(_joined(values_of(grads)).values())
     summed = [] if _are_few(values) else [each for each in values if each.dtype not in HALF_TYPES]
     looked_at = [each for each in values if each.dtype in HALF_TYPES or not summed]
     flags = [
@@ -119,7 +118,7 @@ def global_norm(grads: Gradients, *, is_needed: tf.Tensor | None = None) -> tf.T
     False, the norm is computed once, and may overflow or be too small.
     """
     values = values_of(grads)
-    norm = tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums(_joined(values))))
+    norm = tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums(_joined(values).values())))
     needs_look = tf.logical_or(tf.math.is_inf(norm), norm < _LEAST_BY_SQUARES)
     if is_needed is not None:
         needs_look = tf.logical_and(needs_look, is_needed)
@@ -145,8 +144,8 @@ def large_norm_of_each(grads: Gradients) -> tf.Tensor:
     they are applied. With many small gradients this takes fewer ops than `norm_of_each`.
     """
     wide = [map_values(widen, added_up(grad)) for grad in grads]
-    largest = _largest(_joined(values_of(wide)))
-    squares = _sums_of_each(wide, [lambda values: tf.square(_divided(values, largest))], tf.float64)
+    largest = _largest(_joined(values_of(wide)).values())
+    squares = sums_of_each(wide, [lambda values: tf.square(_divided(values, largest))], tf.float64)
     return largest * tf.sqrt(squares[:, 0])
 
 
@@ -155,22 +154,45 @@ def max_abs(grads: Gradients) -> tf.Tensor:
     return tf.cast(_largest([tf.cast(values, tf.float32) for values in values_of(grads)]), tf.float32)
 
 
-def counts(grads: Gradients, predicates: Sequence[_Elementwise]) -> tf.Tensor:
-    """Count, in each gradient, the values for which each elementwise predicate is True; None has no values.
+def sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf.DType = tf.int64) -> tf.Tensor:
+    """Sum what each elementwise function gives over each gradient; of a predicate, count where it is True.
 
-    The result is an int64 matrix with a row for each gradient and a column for each predicate.
+    The result is a matrix in `dtype` with a row for each gradient, of zeros for None, and a column for each function.
     """
-    return _sums_of_each(grads, predicates, tf.int64)
+
+    def sums(rows: tf.Tensor) -> tf.Tensor:
+        # Each row is summed in float32, which counts exactly up to 2**24 values in a row, and the sums of rows in
+        # `dtype`. Casting all flags to int64 instead would take eight bytes for each flag.
+        of_rows = [_sums_of_rows(tf.cast(function(rows), tf.float32), 1) for function in functions]
+        return tf.stack([tf.reduce_sum(tf.cast(each, dtype)) for each in of_rows])
+
+    of_each = [tf.zeros([len(functions)], dtype)] * len(grads)
+    numbers = [number for number, grad in enumerate(grads) if grad is not None]
+    values = values_of(grads)
+    # To build a graph takes Python a quarter of a millisecond for each op. So the graph contains those of `sums` once
+    # for each type of values, except in XLA, which needs to know the shapes.
+    types = [] if tf.executing_eagerly() or within_xla() else {each.dtype for each in values}
+    traced = {each: tf.function(sums, [tf.TensorSpec([None, None], each)], autograph=False) for each in types}
+    for group, joined in _joined(values).items():
+        if len(group) == 1:
+            found = [traced.get(joined.dtype, sums)(_rows(joined))]
+        else:
+            sizes = [values[index].shape.num_elements() for index in group]
+            parts = [_sums_of_parts(tf.cast(function(joined), dtype), sizes) for function in functions]
+            found = tf.unstack(tf.stack(parts, axis=1))
+        for index, row in zip(group, found, strict=True):
+            of_each[numbers[index]] = row
+    return tf.stack(of_each)
 
 
 def _norm_by_largest(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    wide = _joined(list(map(widen, values)))
+    wide = _joined(list(map(widen, values))).values()
     largest = _largest(wide)
     norm = largest * tf.sqrt(2 * tf.reduce_sum(_halves_of_square_sums([_divided(each, largest) for each in wide])))
     return tf.where(tf.math.is_finite(largest), norm, largest)
 
 
-def _largest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def _largest(values: Iterable[tf.Tensor]) -> tf.Tensor:
     tops = [tf.cast(tf.reduce_max(tf.abs(each)), tf.float64) for each in values]
     return tf.reduce_max(tf.stack([tf.constant(0, tf.float64), *tops]))
 
@@ -180,57 +202,19 @@ def _divided(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(values, tf.cast(largest, values.dtype))
 
 
-def _halves_of_square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def _halves_of_square_sums(values: Iterable[tf.Tensor]) -> tf.Tensor:
     """Return half of the sum of squares of each tensor, in float64; half, because the fast `tf.nn.l2_loss` gives that.
 
     A sum is computed in the dtype of its tensor, or in float32 if that is in half precision.
     """
-
-    def half(wide: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(_sums_of_rows(_rows(tf.square(wide)), 0.5)) if within_xla() else tf.nn.l2_loss(wide)
-
-    halves = [half(widen(each)) for each in values]
+    wide = map(widen, values)
+    if within_xla():
+        halves = [tf.reduce_sum(_sums_of_rows(_rows(tf.square(each)), 0.5)) for each in wide]
+    else:
+        halves = [tf.nn.l2_loss(each) for each in wide]
     if len({each.dtype.name for each in halves}) > 1:
         halves = [tf.cast(each, tf.float64) for each in halves]
     return tf.cast(tf.stack(halves), tf.float64) if halves else tf.zeros([0], tf.float64)
-
-
-def _sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf.DType) -> tf.Tensor:
-    """Return what each elementwise function gives, summed over each gradient: a row for each gradient, in `dtype`."""
-    sums_of = functools.cache(functools.partial(_sums_in_matrix, functions, dtype))
-    of_each = [tf.zeros([len(functions)], dtype)] * len(grads)
-    values = {index: values_of([grad])[0] for index, grad in enumerate(grads) if grad is not None}
-    for group, joined in _groups(values):
-        if len(group) == 1:
-            found = [sums_of(joined.dtype)(_rows(joined))]
-        else:
-            sizes = [values[index].shape.num_elements() for index in group]
-            parts = [_sums_of_parts(tf.cast(function(joined), dtype), sizes) for function in functions]
-            found = tf.unstack(tf.stack(parts, axis=1))
-        for index, sums in zip(group, found, strict=True):
-            of_each[index] = sums
-    return tf.stack(of_each)
-
-
-def _sums_in_matrix(
-    functions: Sequence[_Elementwise], dtype: tf.DType, type_of_values: tf.DType
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return what sums each function over a matrix, which a graph then contains once for each type of values."""
-
-    def sums(rows: tf.Tensor) -> tf.Tensor:
-        # Each row is summed in float32, which counts exactly up to 2**24 values in a row, and the sums of rows in
-        # `dtype`. Casting all flags to int64 instead would take eight bytes for each flag.
-        of_rows = [_sums_of_rows(tf.cast(function(rows), tf.float32), 1) for function in functions]
-        return tf.stack([tf.reduce_sum(tf.cast(each, dtype)) for each in of_rows])
-
-    # XLA needs to know the shapes.
-    if tf.executing_eagerly() or within_xla():
-        return sums
-    # To build a graph takes Python a quarter of a millisecond for each op.
-    traced: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-        sums, [tf.TensorSpec([None, None], type_of_values)], autograph=False
-    )
-    return traced
 
 
 def _sums_of_parts(vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
@@ -262,25 +246,22 @@ def _rows(values: tf.Tensor) -> tf.Tensor:
     return values if is_matrix else tf.reshape(values, [-1, length])
 
 
-def _joined(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the tensors with all small ones of a dtype concatenated into one, so that fewer ops are needed."""
-    return [joined for _, joined in _groups(dict(enumerate(values)))]
+def _joined(values: Sequence[tf.Tensor]) -> dict[tuple[int, ...], tf.Tensor]:
+    """Return what is read together, by the numbers of its tensors: all small ones of a dtype, and each other one.
 
-
-def _groups(values: Mapping[int, tf.Tensor]) -> list[tuple[list[int], tf.Tensor]]:
-    """Return what is read together, with the numbers of its tensors: all small ones of a dtype, and each other one."""
+    Small tensors are concatenated into one vector, so that fewer ops are needed.
+    """
     # The keys are strings, because a `tf.DType` equals a small integer and would be confused with a number.
     groups: dict[str, list[int]] = {}
-    for index, each in values.items():
+    for index, each in enumerate(values):
         groups.setdefault(each.dtype.name if _are_few([each]) else str(index), []).append(index)
-    return [(group, _end_to_end([values[index] for index in group])) for group in groups.values()]
-
-
-def _end_to_end(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the values of all tensors in one vector; a tensor that is alone as it is."""
-    if len(values) == 1:
-        return values[0]
-    return tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in values], axis=0)
+    joined = {}
+    for group in groups.values():
+        parts = [values[index] for index in group]
+        if len(parts) > 1:
+            parts = [tf.concat([each if each.shape.rank == 1 else tf.reshape(each, [-1]) for each in parts], axis=0)]
+        joined[tuple(group)] = parts[0]
+    return joined
 
 
 def _are_few(values: Sequence[tf.Tensor]) -> bool:

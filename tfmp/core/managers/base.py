@@ -16,8 +16,9 @@ from tfmp.core.managers.step_counters import (
     StepCounters,
     status_of,
 )
-from tfmp.core.storage.graph_variables import OncePerGraph, at_top_level_of_graph
+from tfmp.core.storage.graph_variables import OncePerGraph
 from tfmp.core.storage.state_variables import State, StateVariables
+from tfmp.core.tensorflow_internals import at_top_level_of_graph
 from tfmp.types import AddVariable, Done
 
 _Value = TypeVar("_Value")

@@ -68,7 +68,7 @@ class OverflowDetector(abc.ABC):
             [[0, 1, 0], [0, 0, 0], [1, 0, 0]]
         """
         del loss_scale
-        return tf.pad(measures.counts(grads, [tf.math.is_inf, tf.math.is_nan]), [[0, 0], [0, 1]])
+        return tf.pad(measures.sums_of_each(grads, [tf.math.is_inf, tf.math.is_nan]), [[0, 0], [0, 1]])
 
 
 class NonFiniteDetector(OverflowDetector):
@@ -141,7 +141,7 @@ class SaturationDetector(OverflowDetector):
             at_limit = tf.abs(tf.cast(values, tf.float32)) * loss_scale >= self._limit
             return tf.logical_and(tf.math.is_finite(values), at_limit)
 
-        return measures.counts(grads, [tf.math.is_inf, tf.math.is_nan, saturated])
+        return measures.sums_of_each(grads, [tf.math.is_inf, tf.math.is_nan, saturated])
 
 
 def _limit_of(dtype: str | tf.DType) -> float:

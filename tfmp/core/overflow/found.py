@@ -78,31 +78,28 @@ class GradientCheck(NamedTuple):
 
     def find(self, grads: Gradients, before: Checked | None = None) -> Found:
         """Check gradients; those that were checked `before` and did not change are not read again."""
-        found = Found(self.usable(grads)) if before is None else before.found
-        changed = [] if before is None else arithmetic.without(grads, before.grads)
-        if any(grad is not None for grad in changed):
-            found = found._replace(usable=tf.logical_and(self.usable(changed), found.usable))
-        return found._replace(max_abs=self.max_abs(grads)) if self.needs_max_abs and found.max_abs is None else found
-
-    def usable(self, grads: Gradients) -> tf.Tensor:
-        """Return a boolean scalar: True if all gradients can be applied."""
-        to_detect = self._to_detect(grads)
-        flags = [self.detector.all_finite(to_detect, self.loss_scale)]
-        if self.are_scaled:
-            # A scale from a checkpoint may be below 1, where unscaling could make a finite value overflow. Such a step
-            # is skipped without a count of values, and the manager then raises the scale to its lowest.
-            flags.append(self.loss_scale >= 1)
-        if self.num_summed > 1:
-            # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
-            flags.append(measures.all_finite(to_detect, self.num_summed, self._scaled_by))
-        if self.overwritten:
-            flags.append(measures.all_finite(self._next_values(grads)))
-        return functools.reduce(tf.logical_and, flags)
-
-    def max_abs(self, grads: Gradients) -> tf.Tensor:
-        """Return the largest magnitude of the unscaled gradients, a float32 scalar."""
+        to_read = grads if before is None else arithmetic.without(grads, before.grads)
+        flags = []
+        if before is None or any(grad is not None for grad in to_read):
+            to_detect = self._to_detect(to_read)
+            flags.append(self.detector.all_finite(to_detect, self.loss_scale))
+            if self.are_scaled:
+                # A scale from a checkpoint may be below 1, where unscaling could make a finite value overflow. Such a
+                # step is skipped without a count of values, and the manager then raises the scale to its lowest.
+                flags.append(self.loss_scale >= 1)
+            if self.num_summed > 1:
+                # NonFiniteDetector decides by the same sums of squares; in a graph TensorFlow computes them only once.
+                flags.append(measures.all_finite(to_detect, self.num_summed, self._scaled_by))
+            if self.overwritten:
+                flags.append(measures.all_finite(self._next_values(to_read)))
+        if before is not None:
+            flags.append(before.found.usable)
+        usable = functools.reduce(tf.logical_and, flags)
+        found = Found(usable) if before is None else before.found._replace(usable=usable)
+        if not self.needs_max_abs or found.max_abs is not None:
+            return found
         largest = measures.max_abs(self._to_detect(grads))
-        return largest / self.loss_scale if self.are_scaled else largest
+        return found._replace(max_abs=largest / self.loss_scale if self.are_scaled else largest)
 
     def are_suspect(self, grads: Gradients) -> tf.Tensor | None:
         """Return which large gradients may have values that overflowed; None if each of them may."""
@@ -123,7 +120,7 @@ class GradientCheck(NamedTuple):
             to_detect = measures.only_suspects(to_detect, are_suspect)
         counts = self.detector.counts(to_detect, self.loss_scale)
         if self.num_summed > 1:
-            in_sum = measures.counts(
+            in_sum = measures.sums_of_each(
                 to_detect, [lambda values: measures.overflows_in_sum(values, self.num_summed, self._scaled_by)]
             )
             counts += tf.pad(in_sum, [[0, 0], [0, len(KINDS) - 1]])

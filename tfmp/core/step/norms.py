@@ -14,7 +14,6 @@ from tfmp.core.monitors import RecordedNorm, can_be_fetched, records_of_graph
 from tfmp.core.overflow.found import Found
 from tfmp.core.spikes.detector import SpikeDetector
 from tfmp.core.spikes.watch import Look, SpikeRecord, SpikeReport, SpikeWatch
-from tfmp.core.storage.graph_variables import in_graph_itself
 from tfmp.core.storage.state_variables import ByVariables, NotCheckpointed, StateVariables
 from tfmp.types import Done, Gradients
 
@@ -80,7 +79,8 @@ class StepNorms(NotCheckpointed):
         If it is not recorded, somebody may fetch it from the graph, but not on all workers. So no worker may have to
         wait for others to compute it.
         """
-        return self._last is not None or in_graph_itself()
+        in_graph_itself = not (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function)
+        return self._last is not None or in_graph_itself
 
     def store(self, norm: tf.Tensor, look: Look | None, found: Found) -> Done:
         """Store the float64 norm of a step, infinite or NaN if a gradient overflowed; called once for all replicas."""

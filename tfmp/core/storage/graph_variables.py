@@ -17,8 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfmp.core.tensorflow_internals import (
-    control_dependencies,
-    control_flow_context,
     key_of_distributed,
     set_key_of_distributed,
     set_slice_information,
@@ -30,6 +28,12 @@ Kept = TypeVar("Kept")
 #: All replicas assign the same value, so a mirrored variable takes the first replica's value instead of reducing them.
 SAME_ON_ALL_REPLICAS = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
 
+#: The collection of a graph that has all variables of tfmp that scripts initialize and save. Its key is no string, as
+#: in `OncePerGraph`.
+STATE_COLLECTION = ("tfmp", "state")
+#: The collections of such a variable.
+SAVED_COLLECTIONS = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, STATE_COLLECTION)
+
 
 class OncePerGraph(Generic[Kept]):
     """Makes an object once for each graph, outside control dependencies, conditionals and functions.
@@ -37,6 +41,8 @@ class OncePerGraph(Generic[Kept]):
     A manager may be made in one graph and used in others, as by Estimator. The object is deleted together with its
     graph. With `make=list` it is a list in each graph, by which a monitor finds what is built there. In eager code
     nothing is kept, so that such a list is empty.
+
+    It is kept in a collection whose key is no string, because TensorFlow exports the collections whose keys are.
     """
 
     def __init__(self, make: Callable[[], Kept]) -> None:
@@ -47,22 +53,11 @@ class OncePerGraph(Generic[Kept]):
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._make()
-            kept = self._kept()
+            kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
             if not kept:
                 # A slice: another thread, of another replica, may have made one meanwhile. All threads return the last.
                 kept[:] = [self._make()]
             return kept[0]
-
-    def made(self) -> Kept | None:
-        """Return the current graph's object if it was made; None if it was not, and in eager code."""
-        with tf.init_scope():
-            kept = [] if tf.executing_eagerly() else self._kept()
-            return kept[0] if kept else None
-
-    def _kept(self) -> list[Kept]:
-        # The key of the collection is no string, because TensorFlow exports the collections whose keys are strings.
-        kept: list[Kept] = tf.compat.v1.get_collection_ref(self)
-        return kept
 
 
 def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:
@@ -76,11 +71,18 @@ def add_saved_variable(name: str, initial_value: np.generic | np.ndarray) -> tf.
         or tf.compat.v1.control_flow_v2_enabled()
         or tf.distribute.has_strategy()
     ):
-        return tf.compat.v1.Variable(initial_value, name=name, trainable=False, use_resource=False)
+        return tf.compat.v1.Variable(
+            initial_value, name=name, trainable=False, use_resource=False, collections=SAVED_COLLECTIONS
+        )
     # Not `get_variable`: it refuses a name that a second manager makes, and applies custom getters of the user.
     with tf.name_scope(name) as scope:
         variable = tf.compat.v1.Variable(
-            initial_value, name="value", trainable=False, use_resource=True, **SAME_ON_ALL_REPLICAS
+            initial_value,
+            name="value",
+            trainable=False,
+            use_resource=True,
+            collections=SAVED_COLLECTIONS,
+            **SAME_ON_ALL_REPLICAS,
         )
         # `scope` ends in a slash. TensorFlow uses such a name unchanged, so this op is called `loss_scale`.
         tf.identity(variable.read_value(), name=scope)
@@ -143,18 +145,3 @@ def whole_shape(variable: tf.Variable) -> tuple[int, ...] | None:
     part = None if isinstance(variable, tf.distribute.DistributedValues) else slice_information(variable)
     # A `_WholeVariable` has no shape.
     return tuple(part.full_shape) if part is not None and part.full_shape else None
-
-
-def at_top_level_of_graph() -> bool:
-    """Return whether an op made now would be in a graph, outside functions, control dependencies and conditionals."""
-    graph = tf.compat.v1.get_default_graph()
-    return in_graph_itself() and not control_dependencies(graph) and control_flow_context(graph) is None
-
-
-def in_graph_itself() -> bool:
-    """Return whether an op made now would be in a graph, and not in a function: in one of its own, or of eager code."""
-    if tf.executing_eagerly():
-        return False
-    graph = tf.compat.v1.get_default_graph()
-    with tf.init_scope():
-        return not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is graph

@@ -1,6 +1,6 @@
 """Keeps numbers in variables, a set of them for each graph and for eager code, and decides what checkpoints hold."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,9 +11,9 @@ from tfmp.core.storage.graph_variables import (
     OncePerGraph,
     add_saved_variable,
     add_transient_variable,
-    at_top_level_of_graph,
     value_of,
 )
+from tfmp.core.tensorflow_internals import at_top_level_of_graph
 from tfmp.core.tracing import outside_of_functions
 from tfmp.types import AddVariable, Done
 
@@ -33,6 +33,7 @@ class StateVariables(tf.Module, Generic[State]):
         super().__init__()
         self._initial = initial
         self._saved = saved
+        # The variables in a graph, and what they read as at its top level.
         self._in_graph = OncePerGraph(self._make_in_graph)
         self._in_checkpoint_of_graph = OncePerGraph(self._make_in_checkpoint)
         #: The variables of eager code. This attribute's name is a part of the keys in a `tf.train.Checkpoint`.
@@ -49,8 +50,8 @@ class StateVariables(tf.Module, Generic[State]):
         with tf.init_scope():
             present = self._initial
             if self.values is not None:
-                present = self._like(value_of(variable).numpy() for variable in self.values)
-            self.values = self._make(add_variable, present)
+                present = present._make(value_of(variable).numpy() for variable in self.values)
+            self.values = present._make(map(add_variable, present._fields, present))
             self.is_hosted = True
 
     def create(self) -> State:
@@ -59,13 +60,11 @@ class StateVariables(tf.Module, Generic[State]):
             if not tf.executing_eagerly():
                 return self._in_graph.get()[0]
             if self.values is None:
-                self.values = outside_of_functions(lambda: self._make(_add_in_eager_code, self._initial))
+                initial = self._initial
+                self.values = outside_of_functions(
+                    lambda: initial._make(map(_add_in_eager_code, initial._fields, initial))
+                )
             return self.values
-
-    def in_graph(self) -> list[tf.Variable]:
-        """Return the variables that were made in the current graph; none in eager code."""
-        made = self._in_graph.made()
-        return [] if made is None else list(made[0])
 
     def read(self) -> State:
         """Return the state as tensors.
@@ -73,16 +72,15 @@ class StateVariables(tf.Module, Generic[State]):
         At the top level of a graph, every call returns the same tensors, so that a loop of calls adds no ops. Under
         control dependencies and in conditionals, where the time of the read matters, every call adds ops that read.
         """
-        return self._like(self._values(self._initial._fields))
+        if at_top_level_of_graph():
+            return self._in_graph.get()[1]
+        return self._initial._make(self._read(self.create(), self._initial._fields))
 
     def get(self, field: str) -> tf.Tensor:
         """Return one field of the state, as `read` returns it, without reading the others."""
-        return self._values([field])[0]
-
-    def _values(self, fields: Sequence[str]) -> list[tf.Tensor]:
         if at_top_level_of_graph():
-            return [getattr(self._in_graph.get()[1], field) for field in fields]
-        return self._read(self.create(), fields)
+            return getattr(self._in_graph.get()[1], field)
+        return self._read(self.create(), [field])[0]
 
     def _read(self, variables: State, fields: Sequence[str]) -> list[tf.Tensor]:
         wanted = [getattr(variables, field) for field in fields]
@@ -128,20 +126,15 @@ class StateVariables(tf.Module, Generic[State]):
         return dict(super()._trackable_children(save_type, **kwargs))
 
     def _make_in_graph(self) -> tuple[State, State]:
-        variables = self._make(add_saved_variable if self._saved else add_transient_variable, self._initial)
+        initial, add = self._initial, add_saved_variable if self._saved else add_transient_variable
+        variables = initial._make(map(add, initial._fields, initial))
         # Read here, so that the values can be fetched in every iteration, also after the graph was finalized.
-        return variables, self._like(self._read(variables, variables._fields))
+        return variables, initial._make(self._read(variables, initial._fields))
 
     def _make_in_checkpoint(self) -> tf.Module:
         module = tf.Module()
-        module.values = self._like(map(_in_checkpoint, self.create(), self._initial))
+        module.values = self._initial._make(map(_in_checkpoint, self.create(), self._initial))
         return module
-
-    def _make(self, add_variable: AddVariable, initial: State) -> State:
-        return self._like(add_variable(name, value) for name, value in zip(initial._fields, initial, strict=True))
-
-    def _like(self, values: Iterable[Any]) -> State:
-        return type(self._initial)._make(values)
 
 
 def _add_in_eager_code(name: str, initial_value: np.generic | np.ndarray) -> tf.Variable:

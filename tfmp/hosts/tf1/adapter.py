@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfmp.core import messages
-from tfmp.core.adapter import OptimizerAdapter, finished
+from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.tensorflow_internals import make_slots
 from tfmp.types import Done, Gradients
@@ -64,6 +64,8 @@ class TF1Adapter(OptimizerAdapter):
         distribution: Distribution | None = None,
         name_scope: str | None = None,
     ) -> None:
+        if global_step is not None:
+            kwargs = {**(kwargs or {}), "global_step": global_step}
         super().__init__(optimizer, variables, kwargs, average=average, leaves_out_none=leaves_out_none)
         self._global_step = global_step
         self._distribution = distribution or SingleProcess()
@@ -80,24 +82,23 @@ class TF1Adapter(OptimizerAdapter):
                 make_slots(self.optimizer, variables)
 
     def apply(self, grads: Gradients) -> Done:
-        """Apply the gradients of one replica, and count the step."""
+        """Apply the gradients of one replica, and increment the global step by exactly one.
+
+        Some optimizers increment it themselves, and some do not, such as that of BERT.
+        """
+        global_step = self._global_step
         # TensorFlow enters a name scope whose name ends in a slash as it is, without the current scope in front.
         with contextlib.nullcontext() if self._name_scope is None else tf.name_scope(self._name_scope):
-            return (
-                super().apply(grads) if self._global_step is None else self._apply_and_count(grads, self._global_step)
-            )
+            if global_step is None:
+                return super().apply(grads)
+            # Before the optimizer runs, which may increment the variable.
+            target = global_step.read_value() + 1
+            with tf.control_dependencies([target]):
+                applied = super().apply(grads)
 
-    def _apply_and_count(self, grads: Gradients, global_step: tf.Variable) -> Done:
-        """Increment the global step by exactly one, whether or not the optimizer does: that of BERT does not."""
-        # Before the optimizer runs, which may increment the variable.
-        target = global_step.read_value() + 1
-        with tf.control_dependencies([target]):
-            given = self._pairs(grads)
-            applied = finished(self.optimizer.apply_gradients(given, global_step=global_step, **self._kwargs))
+            def advance() -> Done:
+                missing = tf.less(global_step.read_value(), target)
+                return tf.group(global_step.assign_add(tf.cast(missing, target.dtype)))
 
-        def advance() -> Done:
-            missing = tf.less(global_step.read_value(), target)
-            return tf.group(global_step.assign_add(tf.cast(missing, target.dtype)))
-
-        with tf.control_dependencies([] if applied is None else [applied]):
-            return self._distribution.once(advance)
+            with tf.control_dependencies([] if applied is None else [applied]):
+                return self._distribution.once(advance)

@@ -146,7 +146,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             # Before unscaling, as in tf.contrib: rows are summed in the type of scaled gradients, and may overflow.
             grads = [arithmetic.densify(grad) for grad in grads]
         lists.refuse_complex(grads, names)
-        if self._is_of_horovod:
+        if self._is_of_horovod or called_by_horovods(self):
             self._refuse_aggregation_dtype()
         elif not self._averages_when_applying():
             grads = self._scaler.mean_over_workers(grads, names, self._scaler.distribution())
@@ -181,7 +181,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
         # scope. A user's manager may have a conditional to read the scale, so the name is taken first.
         name_scope = tf.compat.v1.get_default_graph().unique_name("cond", mark_as_used=False) + "/"
         facts = self._scaler.facts()
-        is_averaged = not self._averages_when_applying() or self._is_of_horovod
+        is_averaged = not self._averages_when_applying() or self._is_of_horovod or called_by_horovods(self)
         adapter = TF1Adapter(
             self._opt,
             variables,
@@ -201,10 +201,6 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             initialize_with_session(keras, self._state_in_graph())
         _record_train_op(step)
         return step
-
-    @property
-    def _is_of_horovod(self) -> bool:
-        return super()._is_of_horovod or called_by_horovods(self)
 
     def _averages_when_applying(self) -> bool:
         """Return whether `apply_gradients` averages; a subclass that accumulates by itself may override this."""
