@@ -1,7 +1,6 @@
 """The managers and the optimizer of the NPU bridge: as tfmp's, with or without the overflow check."""
 
 import copy
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from faults import FAULTS, course_of
+from faults import FAULTS, REPLICA_FAULTS, Fault, course_of
 from kit import checks
-from kit.hosts import V1Graph
+from kit.hosts import Host, V1Eager, V1Graph
+from kit.keras_hosts import compiled
 from kit.oracle import Rule
 from scenarios import STRUCTURE
 
@@ -47,52 +47,47 @@ def test_script_trains_as_tf_contrib_did() -> None:
     assert checks.violations(course_of(fault, rule), states, V1Graph(STRUCTURE, None)) == []
 
 
-@pytest.mark.parametrize(("enabled", "bridges"), [(None, True), (True, True), (False, True), (False, False)])
+def _fixed(loss_scale: float, enabled: bool | None, opt: Any = lso.NPULossScaleOptimizer) -> dict[str, Any]:
+    given = {} if enabled is None else {"enable_overflow_check": enabled}
+    manager = lsm_lib.FixedLossScaleManager(loss_scale=loss_scale, **given)
+    assert manager.get_enable_overflow_check() is (enabled is not False)
+    return {"loss_scale_manager": manager, "wrap": opt}
+
+
+def _outcome(host: Host, fault: Fault) -> tuple[int, int, bool]:
+    """Return how many of two steps are applied and skipped if the second overflows, and if weights are finite."""
+    state = checks.train(host, fault.steps[:2])[-1]
+    assert state.steps == state.told["applied"]
+    return state.told["applied"], state.told["skipped"], bool(np.isfinite(state.moving[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("enabled", "opt", "is_applied"),
+    [
+        (None, lso.NPULossScaleOptimizer, False),
+        (True, lso.NPULossScaleOptimizer, False),
+        (False, lso.NPULossScaleOptimizer, True),
+        (False, tfmp.LossScaleOptimizer, False),
+    ],
+)
 def test_without_overflow_check_an_infinite_gradient_is_applied_by_the_optimizer_of_the_bridge_alone(
-    enabled: bool | None, bridges: bool
+    enabled: bool | None, opt: Any, is_applied: bool
 ) -> None:
-    def settings() -> dict[str, Any]:
-        given = {} if enabled is None else {"enable_overflow_check": enabled}
-        manager = lsm_lib.FixedLossScaleManager(loss_scale=1024, **given)
-        assert manager.get_enable_overflow_check() is (enabled is not False)
-        return {
-            "loss_scale_manager": manager,
-            "wrap": lso.NPULossScaleOptimizer if bridges else tfmp.LossScaleOptimizer,
-        }
-
-    # The second of five steps overflows.
-    state = checks.train(V1Graph(STRUCTURE, Rule(), settings), FAULTS["inf"].steps)[-1]
-    is_applied = enabled is False and bridges
-    assert (state.steps, state.told["applied"], state.told["skipped"]) == ((5, 5, 0) if is_applied else (4, 4, 1))
-    assert np.isfinite(state.moving[0]).all() != is_applied
-    assert state.told["loss_scale"] == 1024
+    host = V1Graph(STRUCTURE, Rule(), lambda: _fixed(1024, enabled, opt))
+    assert _outcome(host, FAULTS["inf"]) == ((2, 0, False) if is_applied else (1, 1, True))
 
 
-# The sum of two gradients of 2**127 is infinite.
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("trace", [None, compiled], ids=["eager", "function"])
 @pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
-@pytest.mark.parametrize("grads", [(1.0, math.inf), (2.0**127, 2.0**127)], ids=["one infinite", "infinite sum"])
+@pytest.mark.parametrize("fault", ["inf on the second", "3e38 on both, whose sum overflows"])
 def test_without_overflow_check_replicas_apply_every_step(
-    two_replicas: tf.distribute.MirroredStrategy, grads: tuple[float, float], checked: bool, compiled: bool
+    two_replicas: tf.distribute.MirroredStrategy, fault: str, checked: bool, trace: Any
 ) -> None:
     if not tf.executing_eagerly():
         pytest.skip("graph mode is on")
-    with two_replicas.scope():
-        weight = tf.Variable(1.0)
-        global_step = tf.Variable(0, dtype=tf.int64)
-        manager = tfmp.npu.FixedLossScaleManager(1, enable_overflow_check=checked)
-    optimizer = tfmp.npu.NPULossScaleOptimizer(_sgd(), manager)
-
-    def on_replica() -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        optimizer.minimize(lambda: weight * tf.gather(grads, replica), global_step, [weight])
-
-    two_replicas.run(tf.function(on_replica) if compiled else on_replica)
-    expected = 1.0 if checked else -math.inf
-    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [expected] * 2
-    status = manager.get_status()
-    counts = [global_step, status.applied_steps, status.skipped_steps]
-    assert [int(count.numpy()) for count in counts] == ([0, 0, 1] if checked else [1, 1, 0])
+    settings = {"strategy": two_replicas, "compiled": trace}
+    host = V1Eager(STRUCTURE, Rule(), lambda: _fixed(1, checked), **settings)
+    assert _outcome(host, REPLICA_FAULTS[fault]) == ((1, 1, True) if checked else (2, 0, False))
 
 
 def test_managers_have_the_settings_of_tfmp_and_are_made_anew_from_their_configs() -> None:
