@@ -1,12 +1,22 @@
-"""Estimator beside what tests/contract runs in it: its canned models and heads, managers made outside, two replicas."""
+"""Estimator beside what tests/contract runs in it: canned models and heads, outer managers, replicas, workers."""
 
+import dataclasses
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import replica_processes
 import tensorflow as tf
+import worker_training
+from kit import checks
+from kit.hosts import State, V1Graph, from_json
+from kit.oracle import combined
+from replica_training import SCENARIOS
+from scenarios import STRUCTURE
 
 import tfmp
 
@@ -166,28 +176,6 @@ def test_two_optimizers_of_a_canned_estimator_have_their_own_scales(is_v1: bool,
 
 
 @pytest.mark.graph
-def test_variables_have_their_names_of_tf_contrib_and_a_manager_made_outside_works_in_each_graph(
-    tmp_path: Path,
-) -> None:
-    manager = _manager(1024)
-
-    def model_fn(features: tf.Tensor, mode: str) -> Any:
-        loss = tf1.get_variable("w", initializer=1.0) * features
-        opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.5), manager)
-        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    estimator = tf.estimator.Estimator(model_fn, tmp_path)
-    for scale in (512, 256):
-        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(np.float32([1, np.inf])))
-        assert estimator.get_variable_value("loss_scale") == scale
-    assert set(estimator.get_variable_names()) == {
-        *("global_step", "w", "w/Adam", "w/Adam_1", "cond/beta1_power", "cond/beta2_power"),
-        *_SCALE,
-    }
-
-
-@pytest.mark.graph
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
 @pytest.mark.parametrize("is_shared", [False, True], ids=["manager per replica", "manager made outside"])
 @pytest.mark.parametrize("bad_replica", [0, 1])
@@ -217,8 +205,11 @@ def test_spike_and_overflow_on_one_replica_skip_both_and_the_hook_tells_of_each_
     hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop")
     with caplog.at_level("INFO", logger="tfmp"):
         estimator.train(lambda: tf.data.Dataset.from_tensor_slices(rows.ravel()), hooks=[hook])
-    names = ("loss_scale", "global_step", "w")
-    assert [estimator.get_variable_value(name) for name in names] == [512, 1, 0.5]
+    names = ("loss_scale", "good_steps", "global_step", "w")
+    assert [estimator.get_variable_value(name) for name in names] == [512, 0, 1, 0.5]
+    # The next call of `train` makes a new graph.
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices(np.ones([4], np.float32)))
+    assert [estimator.get_variable_value(name) for name in names] == [512, 2, 3, -0.5]
     *told, stuck, table = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
     # Estimator takes the mean over the replicas.
     assert told == [
@@ -230,3 +221,47 @@ def test_spike_and_overflow_on_one_replica_skip_both_and_the_hook_tells_of_each_
     ]
     assert "the loss is infinite before it is scaled" in stuck
     assert table.splitlines()[2:] == ["w:0                   1  1 inf"]
+
+
+#: What one device is fed: Estimator divides the loss by the number of workers.
+_OF_ONE_DEVICE = dataclasses.replace(
+    SCENARIOS["random"], fed=[combined(STRUCTURE, feds, 0.5) for feds in SCENARIOS["random"].steps()]
+)
+
+
+def _on_two_workers(directory: Path, *options: str) -> tuple[replica_processes.Finished, list[list[State]]]:
+    """Return for each worker the state that it starts from, and the state after each step."""
+    # A process can run only one training. In a second training Estimator's copy of the strategy would reuse the numbers
+    # of the first one's collectives, and fail, with any optimizer (TensorFlow 2.15.1).
+    training = " ".join(["random/strategy --host=Estimator", f"--restore={directory / 'workers'}", *options])
+    program = [sys.executable, worker_training.__file__, training]
+    finished = replica_processes.run(program, directory, 120, replica_processes.two_workers())
+    told = finished.states(rf"\d {re.escape(training)}:")
+    return finished, [list(map(from_json, states)) for states in told]
+
+
+def test_two_workers_with_v1_behavior_hold_equal_states_through_random_overflows(tmp_path: Path) -> None:
+    finished, of_workers = _on_two_workers(tmp_path, "--v1-behavior")
+    assert set(finished.codes) == {0}, str(finished)
+    for states in of_workers:
+        assert checks.violations(_OF_ONE_DEVICE.course(), states, V1Graph(STRUCTURE, None)) == []
+
+
+def test_states_are_equal_until_a_worker_dies_and_from_the_checkpoint_before(tmp_path: Path) -> None:
+    # Estimator's session treats the loss of a worker as temporary, logs it at the level INFO and retries for ever
+    # (TensorFlow 2.15.1). So the test ends the remaining process, which tells at each retry what it starts from.
+    died, of_workers = _on_two_workers(tmp_path, "--die=40")
+    assert set(died.codes) <= {3, None}, str(died)
+    states = checks.train(V1Graph(STRUCTURE, _OF_ONE_DEVICE.rule, _OF_ONE_DEVICE.settings), _OF_ONE_DEVICE.steps())
+    expected = [checks.saved(state) for state in states]
+    for found in of_workers:
+        assert [checks.saved(state) for state in found[:39]] == expected[:39]
+    saved = int(tf.train.latest_checkpoint(tmp_path / "workers").rpartition("-")[2])
+    assert saved > 0
+    # A checkpoint is saved after an applied step.
+    taken = [state.steps for state in states].index(saved)
+
+    resumed, of_workers = _on_two_workers(tmp_path, f"--first={taken}")
+    assert set(resumed.codes) == {0}, str(resumed)
+    for found in of_workers:
+        assert [checks.saved(state) for state in found] == expected[taken:]
