@@ -1,5 +1,6 @@
 """Runs a program as several processes on this machine, and ends processes that hang."""
 
+import contextlib
 import json
 import os
 import re
@@ -61,14 +62,18 @@ def run(
     return Finished(codes, [log.read_text(errors="replace") for log in logs])
 
 
+def free_addresses(count: int) -> list[str]:
+    """Return addresses on this machine that no process listens at."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        return [f"localhost:{each.getsockname()[1]}" for each in sockets]
+
+
 def two_workers() -> list[dict[str, str]]:
     """Return the environments that make two processes the two workers of a TensorFlow cluster."""
-    sockets = [socket.socket() for _ in range(2)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in sockets]}
-    for each in sockets:
-        each.close()
+    cluster = {"worker": free_addresses(2)}
     return [
         {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})} for rank in range(2)
     ]

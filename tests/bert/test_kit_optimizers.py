@@ -182,25 +182,18 @@ def test_a_float16_weight_that_is_set_from_outside_goes_on_from_there(
     np.testing.assert_array_equal(session.run(kernel), session.run(tf.cast(shadow, tf.float16)))
 
 
-def _in_horovods(optimizer: tf1.train.Optimizer) -> tf1.train.Optimizer:
-    """Return the optimizer in a stand-in for Horovod's optimizer, which forwards methods but no attributes."""
+class _Horovods(tf1.train.Optimizer):
+    """A stand-in for Horovod's optimizer, which forwards methods but no attributes."""
 
-    class Wrapper(tf1.train.Optimizer):
-        def __init__(self) -> None:
-            super().__init__(use_locking=False, name="wrapper")
-            self._optimizer = optimizer
+    __module__ = "horovod.tensorflow"
 
-        def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-            return optimizer.compute_gradients(*args, **kwargs)
-
-        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-            return optimizer.apply_gradients(*args, **kwargs)
-
-    Wrapper.__module__ = "horovod.tensorflow"
-    return Wrapper()
+    def __init__(self, optimizer: tf1.train.Optimizer) -> None:
+        super().__init__(use_locking=False, name="wrapper")
+        self._optimizer = optimizer
+        self.compute_gradients, self.apply_gradients = optimizer.compute_gradients, optimizer.apply_gradients
 
 
-@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, _in_horovods], ids=["plain", "horovods"])
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, _Horovods], ids=["plain", "horovods"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_gradient_of_a_float16_weight_stays_in_float32(steps: int, wrap: Any, session: tf1.Session) -> None:
     kernel, inner = _variable([1.0], dtype=tf.float16), bert.AdamWeightDecayOptimizer(0.1)

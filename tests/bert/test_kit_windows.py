@@ -96,28 +96,6 @@ def test_a_window_goes_on_after_a_restart_at_any_micro_batch(session: tf1.Sessio
             _assert_same(resumed.run(reads), expected)
 
 
-def test_only_a_window_adds_variables_the_published_ones(session: tf1.Session) -> None:
-    _windowed(session)
-    with_window = {variable.op.name: variable for variable in tf1.global_variables()}
-    assert {each.op.name for each in tf1.trainable_variables()} == {*START, "bert/unused"}
-    published = {
-        "global_step",
-        "bert/unused",
-        *(f"{name}{end}" for name in START for end in ("", "/adam_m", "/adam_v")),
-    }
-    sums = {f"{name}/accum": tf.float32 for name in [*START, "bert/unused"]}
-    added = {name: each.dtype.base_dtype for name, each in with_window.items() if name not in published}
-    assert added == {"local_step": tf.int32, "batch_finite": tf.bool, **sums}
-    names = []
-    for settings in ({}, {"manual_fp16": True}, {"use_fp16": True}):
-        with tf.Graph().as_default():
-            kit_models.Model(**settings)
-            names.append({variable.op.name for variable in tf1.global_variables()})
-    # The graph rewrite is on, and makes no variable.
-    assert (names[0], names[2]) == (published, names[1])
-    assert tf.config.optimizer.get_experimental_options()["auto_mixed_precision"]
-
-
 _MANUAL = {"loss_scale": np.float32(512.0), "good_steps": np.int32(7), "bad_steps": np.int32(1)}
 _REWRITTEN = {"current_loss_scale": np.float32(512.0), "good_steps": np.int64(7)}
 _MANAGERS = {"loss_scale", "good_steps", "bad_steps"}
@@ -157,7 +135,7 @@ def _written_by_the_original(path: Path, extra: dict[str, Any]) -> tuple[str, di
         ),
     ],
 )
-def test_a_checkpoint_of_the_original_restores_whole_and_goes_on(
+def test_a_checkpoint_of_the_original_holds_the_variables_of_a_run_restores_whole_and_goes_on(
     settings: dict[str, Any], extra: dict[str, Any], session: tf1.Session, tmp_path: Path
 ) -> None:
     path, values = _written_by_the_original(tmp_path, extra)
@@ -176,6 +154,9 @@ def test_a_checkpoint_of_the_original_restores_whole_and_goes_on(
         tf1.train.Saver().restore(session, path)
     state = {name.removesuffix("/value"): value for name, value in kit_models.state(session).items()}
     assert set(state) == {*values, *(_MANAGERS if extra else ())}
+    assert {each.op.name for each in tf1.trainable_variables()} == {*START, "bert/unused"}
+    rewrites = tf.config.optimizer.get_experimental_options().get("auto_mixed_precision", False)
+    assert rewrites is ("use_fp16" in settings)
     _assert_same(state, values)
     # With accumulation, this is the last run of the window in which the checkpoint was saved.
     assert model.run(session, kit_models.random_grads(1)[0], "step_update:0") == [6]

@@ -128,11 +128,15 @@ def test_optimizers_are_taken_in_their_order_whatever_their_numbers(tmp_path: Pa
     assert [restored[f"loss_scale_{number}"] for number in (9, 10)] == [saved["loss_scale"], saved["loss_scale_1"]]
 
 
-def test_optimizers_without_loss_scaling_are_taken_in_their_order(tmp_path: Path) -> None:
-    saved = _saved(_adams(2, wrap=False), tmp_path)
-    restored = _restored(_adams(2, manager=lambda: tfmp.FixedLossScaleManager(8)), tmp_path)
-    powers = [key for key in restored if key.endswith("beta2_power")]
-    assert [restored[key] for key in sorted(powers)] == [saved["beta2_power"], saved["beta2_power_1"]]
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare-tfmp", "tfmp-bare"])
+def test_optimizers_are_taken_in_their_order_from_without_loss_scaling_and_back(wrapped: bool, tmp_path: Path) -> None:
+    to_wrapped = _adams(2, manager=lambda: tfmp.FixedLossScaleManager(8))
+    saved = _saved(_adams(2, wrap=wrapped), tmp_path)
+    restored = _restored(_adams(2, wrap=False) if wrapped else to_wrapped, tmp_path)
+    assert {restored[f"w/Adam{end}"] == saved[f"w/Adam{end}"] for end in ("", "_1", "_2", "_3")} == {True}
+    of_saved, of_restored = (sorted(key for key in values if "beta2_power" in key) for values in (saved, restored))
+    assert len(of_saved) == 2
+    assert [restored[key] for key in of_restored] == [saved[key] for key in of_saved]
 
 
 def test_partitioned_variable_is_restored_whole(tmp_path: Path) -> None:

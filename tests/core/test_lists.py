@@ -1,11 +1,14 @@
 """Passes right and wrong arguments to every public function that takes gradients, variables, pairs or names."""
 
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from kerases import installed, optimizer, wrap
 
 import tfmp
 from tfmp.bert.optimizers import AdamWeightDecayOptimizer
@@ -100,6 +103,47 @@ def _decays(form: _Form) -> list[tf.Tensor]:
     return [tf.constant(optimizer.decays(variable)) for variable in _variables()]
 
 
+def _of_keras(keras: ModuleType) -> dict[str, tuple[Callable[[], _Take], str]]:
+    """Return the entrances of the front-end for a Keras; a step follows each."""
+    calls: dict[str, tuple[Callable[[Any, list[tf.Variable], _Form], Any], str]] = {
+        "apply_gradients": (_apply, "pairs"),
+        "minimize": (_minimize, "variables"),
+        "build": (lambda opt, variables, form: opt.build(form(variables)), "variables"),
+        "exclusion": (lambda opt, variables, form: opt.exclude_from_weight_decay(form(variables)), "variables"),
+        "exclusion by name": (lambda opt, _, form: opt.exclude_from_weight_decay(var_names=form(["a", "b"])), "names"),
+        "last values": (lambda opt, variables, form: opt.finalize_variable_values(form(variables)), "variables"),
+        "get_unscaled_gradients": (lambda opt, _, form: opt.get_unscaled_gradients(form(_grads())), "grads"),
+    }
+    if keras.__version__.startswith("3."):
+        calls |= {
+            "apply": (lambda opt, variables, form: opt.apply(form(_grads()), variables), "grads"),
+            "apply to variables": (lambda opt, variables, form: opt.apply(_grads(), form(variables)), "variables"),
+        }
+    else:
+        calls |= {
+            "compute_gradients": (
+                lambda opt, variables, form: opt.compute_gradients(lambda: tf.add_n(variables), form(variables)),
+                "variables",
+            ),
+            "aggregate_gradients": (
+                lambda opt, variables, form: opt.aggregate_gradients(form(_pairs(variables))),
+                "pairs",
+            ),
+        }
+
+    def prepared(call: Callable[[Any, list[tf.Variable], _Form], Any]) -> _Take:
+        opt, variables = wrap(optimizer(keras, momentum=0.5, weight_decay=0.25)), _variables()
+
+        def take(form: _Form) -> Any:
+            returned = filter(tf.is_tensor, tf.nest.flatten(call(opt, variables, form)))
+            _apply(opt, variables, list)
+            return [*returned, *(variable.read_value() for variable in variables)]
+
+        return take
+
+    return {name: (partial(prepared, call), wrong) for name, (call, wrong) in calls.items()}
+
+
 #: For each public function under test, what makes its call, outside of any `tf.function`, and the key in `_WRONG` of
 #: the arguments that it must refuse.
 _ENTRANCES: dict[str, tuple[Callable[[], _Take], str]] = {
@@ -109,7 +153,7 @@ _ENTRANCES: dict[str, tuple[Callable[[], _Take], str]] = {
     "GradScaler.step_all": (_moves(_step_all, lambda: tfmp.GradScaler(8)), "steps"),
     "GradScaler.scale": (_scale, "none"),
     "GradScaler.prepare": (lambda: _prepare, "variables"),
-    "GradientAccumulator": (
+    "GradientAccumulator of variables": (
         lambda: lambda form: len(tfmp.GradientAccumulator(form(_variables()), 2).sums),
         "variables",
     ),
@@ -122,6 +166,8 @@ _ENTRANCES: dict[str, tuple[Callable[[], _Take], str]] = {
     "bert apply_gradients": (_moves(_apply, lambda: AdamWeightDecayOptimizer(0.125)), "pairs"),
     "bert exclude_from_weight_decay": (lambda: _decays, "names"),
 }
+for _name, _keras in installed().items():
+    _ENTRANCES |= {f"{_name} {method}": entrance for method, entrance in _of_keras(_keras).items()}
 
 _WRONG: dict[str, dict[str, _Form]] = {
     "grads": {
@@ -167,13 +213,13 @@ _FORMS: dict[str, _Form] = {
     "tuple": tuple,
     "values of a dict": lambda right: dict(enumerate(right)).values(),
 }
-_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator", "bert exclude_from_weight_decay")
+_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator of", "bert exclude_from_weight_decay")
 #: The name of each function under test, and whether it is called inside a `tf.function`.
 _PLACES = [
     (name, in_function)
     for name in _ENTRANCES
     for in_function in (False, True)
-    if not (in_function and name in _IN_EAGER_CODE_ALONE)
+    if not (in_function and name.startswith((*_IN_EAGER_CODE_ALONE, *installed())))
 ]
 
 

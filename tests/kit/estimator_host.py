@@ -4,38 +4,51 @@ import contextlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from kit.hosts import Host, Settings, State, dataset, initializer, minimize, state_of, told_by, v1_optimizer
-from kit.oracle import Rule, Steps
-from kit.structures import Structure
+from kit.hosts import Host, State, dataset, graph_variables, minimize, state_of, told_by, v1_optimizer
+from kit.oracle import Steps
 
 tf1 = tf.compat.v1
 
 
 class Estimator(Host):
-    """A `tf.compat.v1.train.Optimizer` under Estimator.
+    """A `tf.compat.v1.train.Optimizer` under Estimator, on one device or on a worker of a strategy.
 
-    Each call of `train` makes a new graph, and starts from a checkpoint if there is one.
+    Each call of `train` makes a new graph, and starts from a checkpoint if there is one. Workers share its directory.
     """
 
-    def __init__(self, structure: Structure, rule: Rule | None, make_settings: Settings = dict) -> None:
-        super().__init__(structure, rule, make_settings)
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         self._directories = contextlib.ExitStack()
         weakref.finalize(self, self._directories.close)
+        self._workers = self._strategy.cluster_resolver
+        self._rank = self._workers.task_id if self._workers else 0
+        #: What is told each state in place of the list that `train` returns, which with workers it may never do.
+        self.note: Callable[[State], None] | None = None
 
     def begin(self) -> None:
         self._directories.close()
         self._begin_in(self._directories.enter_context(tempfile.TemporaryDirectory()))
 
     def train(self, steps: Steps) -> list[State]:
-        self._states: list[State] = []
-        self._estimator.train(lambda: dataset(self.structure, steps))
-        return self._states
+        states: list[State] = []
+        self._tell = self.note or states.append
+        own = [[feds[self._rank]] for feds in steps]
+
+        def input_fn() -> tf.data.Dataset:
+            return dataset(self.structure, own)
+
+        if self._workers:
+            specs = tf.estimator.TrainSpec(input_fn), tf.estimator.EvalSpec(input_fn)
+            tf.estimator.train_and_evaluate(self._estimator, *specs)
+        else:
+            self._estimator.train(input_fn)
+        return states
 
     def save(self, directory: Path) -> None:
         shutil.copytree(self._estimator.model_dir, directory, dirs_exist_ok=True)
@@ -44,14 +57,18 @@ class Estimator(Host):
         self._begin_in(str(directory))
 
     def _begin_in(self, directory: str) -> None:
-        config = tf.estimator.RunConfig(log_step_count_steps=None, save_summary_steps=None)
-        self._estimator = tf.estimator.Estimator(self._model_fn, directory, config)
+        # Only the first worker fetches summaries, to show that the workers need not run the same graph.
+        config = tf.estimator.RunConfig(
+            directory,
+            train_distribute=self._strategy if self._workers else None,
+            save_summary_steps=None if self._rank else 100,
+            save_checkpoints_steps=None if self._rank else 20,
+            log_step_count_steps=None,
+        )
+        self._estimator = tf.estimator.Estimator(self._model_fn, config=config)
 
     def _model_fn(self, features: dict[str, tf.Tensor], mode: str) -> Any:
-        variables = {
-            name: tf1.get_variable(name, value.shape, tf.as_dtype(value.dtype), initializer(value))
-            for name, value in self.structure.initial.items()
-        }
+        variables = graph_variables(self.structure)
         opt = self.optimizer(v1_optimizer(self.structure))
         step = tf1.train.get_or_create_global_step()
         loss = self.structure.loss(variables, features)
@@ -59,14 +76,14 @@ class Estimator(Host):
         moving = [variable.read_value() for variable in [*variables.values(), *opt.variables()]]
         told = told_by(opt)
         norm = self.result_of_step(told)
-        hook = _StateHook(self._states, [moving, step.read_value(), told], norm)
+        hook = _StateHook(self._tell, [moving, step.read_value(), told], norm)
         # The loss is reported as 0, because Estimator ends the training if the loss is NaN.
         return tf.estimator.EstimatorSpec(mode, loss=tf.zeros([]), train_op=train_op, training_hooks=[hook])
 
 
 class _StateHook(tf1.train.SessionRunHook):
-    def __init__(self, states: list[State], fetches: Any, norm: Mapping[str, Any]) -> None:
-        self._states = states
+    def __init__(self, tell: Callable[[State], None], fetches: Any, norm: Mapping[str, Any]) -> None:
+        self._tell = tell
         self._fetches = fetches
         self._norm = norm
 
@@ -83,4 +100,4 @@ class _StateHook(tf1.train.SessionRunHook):
 
     def _note(self, session: Any, norm: Mapping[str, Any]) -> None:
         moving, steps, told = session.run(self._fetches)
-        self._states.append(state_of(moving, steps, told | norm))
+        self._tell(state_of(moving, steps, told | norm))

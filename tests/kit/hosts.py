@@ -173,6 +173,14 @@ def minimize(
     return opt.apply_gradients(zip(clip(grads), variables, strict=True), step)
 
 
+def graph_variables(structure: Structure, use_resource: bool | None = None) -> dict[str, tf.Variable]:
+    """Make the variables of a structure in a graph."""
+    return {
+        name: tf1.get_variable(name, each.shape, each.dtype, _initializer(each), use_resource=use_resource)
+        for name, each in structure.initial.items()
+    }
+
+
 class V1Graph(Host):
     """A `tf.compat.v1.train.Optimizer` in a session."""
 
@@ -181,16 +189,7 @@ class V1Graph(Host):
         self.graph = tf.Graph()
         structure, strategy = self.structure, self._strategy
         with self.graph.as_default(), strategy.scope():
-            variables = {
-                name: tf1.get_variable(
-                    name,
-                    shape=value.shape,
-                    dtype=tf.as_dtype(value.dtype),
-                    initializer=initializer(value),
-                    use_resource=use_resource,
-                )
-                for name, value in structure.initial.items()
-            }
+            variables = graph_variables(structure, use_resource)
             step = tf1.train.get_or_create_global_step()
             self._fed = [
                 {name: tf1.placeholder(spec.dtype, spec.shape) for name, spec in structure.fed.items()}
@@ -366,7 +365,7 @@ def dataset(structure: Structure, steps: Steps) -> tf.data.Dataset:
     return feds.apply(tf.data.experimental.assert_cardinality(len(steps)))
 
 
-def initializer(value: np.ndarray) -> Any:
+def _initializer(value: np.ndarray) -> Any:
     """Return the initializer of a variable; of a large one, all elements must be 1."""
     # A large value would become a large constant in the graph.
     is_large = value.size > 1000

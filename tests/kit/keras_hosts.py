@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 import tfmp
-from kit.hosts import Host, Loop, Settings, State, V1Graph, dataset, state_of, told_by
-from kit.oracle import Rule, Steps
-from kit.structures import Fed, Structure
+from kit.hosts import Host, Loop, State, V1Graph, dataset, state_of, told_by
+from kit.oracle import Steps
+from kit.structures import Fed
 
 
 class _Keras(Host):
@@ -55,18 +55,10 @@ class KerasLoop(_Keras, Loop):
     Without `averages` the optimizer averages no weights, as the structure may ask for: under a strategy Keras 3 fails.
     """
 
-    def __init__(
-        self,
-        structure: Structure,
-        rule: Rule | None,
-        make_settings: Settings = dict,
-        *,
-        jit_compile: bool | None = None,
-        averages: bool = True,
-        **settings: Any,
-    ) -> None:
-        compiles = {} if jit_compile is None else {"jit_compile": jit_compile}
-        super().__init__(structure, rule, lambda: {**compiles, **make_settings()}, **settings)
+    def __init__(self, *given: Any, jit_compile: bool | None = None, averages: bool = True, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._compiles = {} if jit_compile is None else {"jit_compile": jit_compile}
+        structure = self.structure
         options = {name: value for name, value in structure.options.items() if averages or "ema" not in name}
         with self._strategy.scope():
             make = getattr(self._keras, "Variable", tf.Variable)
@@ -76,6 +68,9 @@ class KerasLoop(_Keras, Loop):
             self._set_up(list(weights.values()), self._built(list(weights.values()), options))
         self._by_name = weights
         self._compile()
+
+    def settings(self) -> dict[str, Any]:
+        return self._compiles | super().settings()
 
     def _on_replica(self, fed: Fed) -> None:
         variables = {name: of_tensorflow(weight) for name, weight in self._by_name.items()}

@@ -36,7 +36,8 @@ HALVED: dict[str, Any] = {
 #: Multiplied by a scale of 256 or more it overflows float32; the loss itself does not.
 OVERFLOW = 2.0**120
 
-_SHOWN = ("loss_scale", "skipped_steps", "gradient_norm", "skipped_spikes")
+#: What a report shows: all numbers, or those that the settings ask for.
+SHOWN = ("loss_scale", "skipped_steps", "gradient_norm", "skipped_spikes")
 
 
 class Log(NamedTuple):
@@ -88,17 +89,17 @@ def fit_model(
     keras: ModuleType,
     manager: Any = HALVED,
     *,
-    inputs: int = 2,
+    inputs: int | None = 2,
     learning_rate: float = 0.0,
     model_class: Any = None,
     **settings: Any,
 ) -> Any:
     """Return a model of one weight. By default its steps are not compiled by XLA, which takes long.
 
-    With one input the weight has one element, whose gradient is the factor.
+    With one input the weight has one element, whose gradient is the factor. With None, the first step builds the model.
     """
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="last")
-    model = (model_class or keras.Sequential)([keras.Input([inputs]), layer])
+    model = (model_class or keras.Sequential)([layer] if inputs is None else [keras.Input([inputs]), layer])
     of_compile = {"jit_compile", "steps_per_execution", "metrics"}
     compiled = {"jit_compile": False} | {name: settings.pop(name) for name in of_compile & settings.keys()}
     opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(learning_rate), manager, **settings)
@@ -118,7 +119,7 @@ def fit(model: Any, factors: Any, *callbacks: Any, **settings: Any) -> dict[str,
 def recorder(keras: ModuleType, seen: list[dict[str, float]]) -> Any:
     """Return a callback that records what the logs of each batch show."""
     return keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append({name: logs[name] for name in _SHOWN if name in logs})
+        on_train_batch_end=lambda batch, logs: seen.append({name: logs[name] for name in SHOWN if name in logs})
     )
 
 
@@ -219,7 +220,7 @@ class SessionReporter(Reporter):
                 error = str(caught)
         reports = [re.fullmatch(_LINE, line) for line in log.info]
         lines = [line for line, report in zip(log.info, reports, strict=True) if report is None]
-        shown = [{name: float(report[name]) for name in _SHOWN if report[name]} for report in reports if report]
+        shown = [{name: float(report[name]) for name in SHOWN if report[name]} for report in reports if report]
         columns = {name: [each[name] for each in shown if name in each] for name in (shown[0] if shown else ())}
         return Run(hook, columns, Log(lines, log.warnings), error, watch.steps, watch.value)
 

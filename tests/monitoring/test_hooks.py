@@ -20,12 +20,9 @@ _HUGE = 2.0**124
 
 
 @pytest.fixture(autouse=True)
-def _graph(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("estimator"):
+def _graph() -> Iterator[None]:
+    with tf.Graph().as_default():
         yield
-    else:
-        with tf.Graph().as_default():
-            yield
 
 
 def _reports(hook: Any, fetches: Any, steps: int) -> list[str]:
@@ -236,40 +233,6 @@ def test_graph_without_what_the_hook_needs_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             tfmp.LossScaleLoggingHook(**settings).begin()
-
-
-@pytest.mark.estimator
-@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
-@pytest.mark.parametrize("bad_replica", [0, 1])
-def test_spikes_and_losses_of_all_replicas_of_an_estimator_count(
-    tmp_path: Path, two_replicas: tf.distribute.MirroredStrategy, bad_replica: int
-) -> None:
-    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> Any:
-        del labels
-        w = tf1.get_variable("w", initializer=1.0)
-        inner, spikes = tf1.train.GradientDescentOptimizer(0.5), tfmp.SpikeDetector(max_norm=10)
-        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(8), skip_spikes=spikes)
-        loss = tf.reduce_sum(w * features)
-        step = opt.minimize(loss, tf1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step)
-
-    values = np.ones([4, 2], np.float32)
-    values[1, bad_replica] = 99
-    # The bad loss is infinite and not NaN, because Estimator itself stops at NaN.
-    values[2, bad_replica] = math.inf
-    config = tf.estimator.RunConfig(str(tmp_path), train_distribute=two_replicas, log_step_count_steps=None)
-    estimator = tf.estimator.Estimator(model_fn, config=config)
-    hook = tfmp.LossScaleLoggingHook(every_n_steps=1, on_stuck="stop")
-    with logged() as log:
-        estimator.train(lambda: tf.data.Dataset.from_tensor_slices((values.ravel(),) * 2), hooks=[hook])
-    # Estimator takes the mean over the replicas.
-    assert [line.partition("global step ")[2] for line in log.info[:2]] == [
-        "1, steps applied 1, skipped 0 (0 in a row, 0 as spikes), gradient norm 1",
-        "1, steps applied 1, skipped 1 (1 in a row, 1 as spikes), gradient norm 50",
-    ]
-    assert log.info[2].startswith("spike: gradient norm 50 above the bound 10, from w:0 (100 %)")
-    assert any("the loss is infinite before it is scaled" in warning for warning in log.warnings)
-    assert (estimator.get_variable_value("w"), estimator.get_variable_value("global_step")) == (0.5, 1)
 
 
 def _optimizer(scale: float) -> tfmp.LossScaleOptimizer:

@@ -201,12 +201,6 @@ def test_plot_marks_spikes_and_overflows(
     ]
 
 
-def test_plot_without_norms_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is nothing to draw yet: no norm was seen"):
-        NormHistory().plot(tmp_path / "norms.png")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_buckets_of_a_histogram_reach_from_the_lowest_exponent_to_the_highest() -> None:
     found = summaries.buckets(tfmp.ranges.RangeHistogram.of(tf.constant([2.0**-150, 2.0**127], tf.float64)))
     assert found[:, 2].sum() == 2

@@ -1,13 +1,19 @@
 """The managers and the optimizer of the NPU bridge: as tfmp's, with or without the overflow check."""
 
 import copy
-import math
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from faults import FAULTS, REPLICA_FAULTS, Fault, course_of
+from kit import checks
+from kit.hosts import Host, V1Eager, V1Graph
+from kit.keras_hosts import compiled
+from kit.oracle import Rule
+from scenarios import STRUCTURE
 
 import tfmp
 import tfmp.npu
@@ -27,83 +33,61 @@ def _sgd() -> Noted:
     return Noted(0.5)
 
 
-class Problem:
-    """Weights whose gradients are the fed number."""
-
-    def __init__(self, session: tf.compat.v1.Session) -> None:
-        self.session = session
-        self.w = tf.compat.v1.get_variable("w", initializer=tf.constant([1.0, 2.0]))
-        self.factor = tf.compat.v1.placeholder(tf.float32, [])
-        self.loss = tf.reduce_sum(self.w) * self.factor
-        self.global_step = tf.compat.v1.train.get_or_create_global_step()
-
-    def train(self, optimizer: tfmp.LossScaleOptimizer, factors: list[float]) -> list[float]:
-        """Take a step for each factor; return the scale after each."""
-        train_op = optimizer.apply_gradients(optimizer.compute_gradients(self.loss, [self.w]), self.global_step)
-        scale = optimizer.manager.get_loss_scale()
-        self.session.run(tf.compat.v1.global_variables_initializer())
-        scales = []
-        for factor in factors:
-            self.session.run(train_op, {self.factor: factor})
-            scales.append(float(self.session.run(scale)))
-        return scales
-
-
 # The code of public scripts. The imports above are theirs too, with tfmp.npu in place of the bridge's package.
-def test_script_trains_as_tf_contrib_did(session: tf.compat.v1.Session) -> None:
-    problem = Problem(session)
-    manager = lsm_lib.ExponentialUpdateLossScaleManager(
+def _of_script(opt: tf.compat.v1.train.Optimizer, **_: Any) -> tf.compat.v1.train.Optimizer:
+    loss_scale_manager = lsm_lib.ExponentialUpdateLossScaleManager(
         init_loss_scale=8, incr_every_n_steps=2, decr_every_n_nan_or_inf=2, decr_ratio=0.5
     )
-    optimizer = lso.NPULossScaleOptimizer(_sgd(), manager, is_distributed=False)
-    scales = problem.train(optimizer, [1.0, 1.0, math.inf, math.nan, 1.0, 1.0])
-    assert scales == [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]
-    assert session.run("loss_scale:0") == 16.0
-    assert session.run(problem.w).tolist() == [-1.0, 0.0]
-    assert session.run([problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]) == [4, 4, 2]
+    return lso.NPULossScaleOptimizer(opt, loss_scale_manager, is_distributed=False)
 
 
-@pytest.mark.parametrize(("checks", "bridges"), [(None, True), (True, True), (False, True), (False, False)])
+def test_script_trains_as_tf_contrib_did() -> None:
+    fault, rule = FAULTS["inf on every other step"], Rule(8, 2, 2)
+    states = checks.train(V1Graph(STRUCTURE, rule, lambda: {"wrap": _of_script}), fault.steps)
+    assert checks.violations(course_of(fault, rule), states, V1Graph(STRUCTURE, None)) == []
+
+
+def _fixed(loss_scale: float, enabled: bool | None, opt: Any = lso.NPULossScaleOptimizer) -> dict[str, Any]:
+    given = {} if enabled is None else {"enable_overflow_check": enabled}
+    manager = lsm_lib.FixedLossScaleManager(loss_scale=loss_scale, **given)
+    assert manager.get_enable_overflow_check() is (enabled is not False)
+    return {"loss_scale_manager": manager, "wrap": opt}
+
+
+def _outcome(host: Host, fault: Fault) -> tuple[int, int, bool]:
+    """Return how many of two steps are applied and skipped if the second overflows, and if weights are finite."""
+    state = checks.train(host, fault.steps[:2])[-1]
+    assert state.steps == state.told["applied"]
+    return state.told["applied"], state.told["skipped"], bool(np.isfinite(state.moving[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("enabled", "opt", "is_applied"),
+    [
+        (None, lso.NPULossScaleOptimizer, False),
+        (True, lso.NPULossScaleOptimizer, False),
+        (False, lso.NPULossScaleOptimizer, True),
+        (False, tfmp.LossScaleOptimizer, False),
+    ],
+)
 def test_without_overflow_check_an_infinite_gradient_is_applied_by_the_optimizer_of_the_bridge_alone(
-    checks: bool | None, bridges: bool, session: tf.compat.v1.Session
+    enabled: bool | None, opt: Any, is_applied: bool
 ) -> None:
-    problem = Problem(session)
-    settings = {} if checks is None else {"enable_overflow_check": checks}
-    manager = lsm_lib.FixedLossScaleManager(loss_scale=1024, **settings)
-    assert manager.get_enable_overflow_check() is (checks is not False)
-    optimizer = (lso.NPULossScaleOptimizer if bridges else tfmp.LossScaleOptimizer)(_sgd(), manager)
-    assert problem.train(optimizer, [1.0, math.inf]) == [1024.0, 1024.0]
-    is_applied = checks is False and bridges
-    watched = [problem.global_step, optimizer.applied_steps, optimizer.skipped_steps]
-    assert session.run(watched) == ([2, 2, 0] if is_applied else [1, 1, 1])
-    assert session.run(problem.w).tolist() == ([-math.inf, -math.inf] if is_applied else [0.5, 1.5])
+    host = V1Graph(STRUCTURE, Rule(), lambda: _fixed(1024, enabled, opt))
+    assert _outcome(host, FAULTS["inf"]) == ((2, 0, False) if is_applied else (1, 1, True))
 
 
-# The sum of two gradients of 2**127 is infinite.
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("checks", [False, True], ids=["unchecked", "checked"])
-@pytest.mark.parametrize("grads", [(1.0, math.inf), (2.0**127, 2.0**127)], ids=["one infinite", "infinite sum"])
+@pytest.mark.parametrize("trace", [None, compiled], ids=["eager", "function"])
+@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("fault", ["inf on the second", "3e38 on both, whose sum overflows"])
 def test_without_overflow_check_replicas_apply_every_step(
-    two_replicas: tf.distribute.MirroredStrategy, grads: tuple[float, float], checks: bool, compiled: bool
+    two_replicas: tf.distribute.MirroredStrategy, fault: str, checked: bool, trace: Any
 ) -> None:
     if not tf.executing_eagerly():
         pytest.skip("graph mode is on")
-    with two_replicas.scope():
-        weight = tf.Variable(1.0)
-        global_step = tf.Variable(0, dtype=tf.int64)
-        manager = tfmp.npu.FixedLossScaleManager(1, enable_overflow_check=checks)
-    optimizer = tfmp.npu.NPULossScaleOptimizer(_sgd(), manager)
-
-    def on_replica() -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        optimizer.minimize(lambda: weight * tf.gather(grads, replica), global_step, [weight])
-
-    two_replicas.run(tf.function(on_replica) if compiled else on_replica)
-    expected = 1.0 if checks else -math.inf
-    assert [float(value) for value in two_replicas.experimental_local_results(weight)] == [expected] * 2
-    status = manager.get_status()
-    counts = [global_step, status.applied_steps, status.skipped_steps]
-    assert [int(count.numpy()) for count in counts] == ([0, 0, 1] if checks else [1, 1, 0])
+    settings = {"strategy": two_replicas, "compiled": trace}
+    host = V1Eager(STRUCTURE, Rule(), lambda: _fixed(1, checked), **settings)
+    assert _outcome(host, REPLICA_FAULTS[fault]) == ((1, 1, True) if checked else (2, 0, False))
 
 
 def test_managers_have_the_settings_of_tfmp_and_are_made_anew_from_their_configs() -> None:
@@ -154,7 +138,8 @@ def test_bad_settings_are_refused(call: Callable[[], Any], error: type[Exception
 
 
 def test_sparse_gradients_are_made_dense_on_request(session: tf.compat.v1.Session) -> None:
-    w = Problem(session).w
+    del session
+    w = tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
     for dense in (False, True):
         optimizer = _wrapped(sparse_as_dense=dense)
         ((grad, _),) = optimizer.compute_gradients(tf.reduce_sum(tf.gather(w, [1])), [w])

@@ -1,7 +1,7 @@
 """Accumulation of gradients beside what tests/contract runs on every host: graphs, files, programs, refusals."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 from kerases import SCALE, for_every_keras, gradients, kernel_and_bias, num_programs, optimizer, take_step, values, wrap
 from kerases import variable as variable_of
+from kit import checks, keras_hosts
+from scenarios import REPLICATED, STRUCTURE
 
 import tfmp
 
@@ -22,13 +24,22 @@ def _sgd(accumulation_steps: int = 2, **settings: Any) -> tfmp.LossScaleOptimize
     return wrap(tf1.train.GradientDescentOptimizer(0.5), accumulation_steps=accumulation_steps, **settings)
 
 
+#: A window of one micro-batch, which adds nothing.
+_NONE: dict[str, Any] = {"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}
+
+
 @pytest.mark.graph
-def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Session) -> None:
+def test_each_list_of_variables_has_its_own_window_and_names_unless_that_is_of_one_micro_batch(
+    session: tf1.Session,
+) -> None:
     first, second = (tf1.get_variable(name, initializer=1.0) for name in ("first", "second"))
     opts = [tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(0.5), 8, accumulation_steps=2) for _ in range(2)]
     first_op, second_op = (
         opt.minimize(each * 1.0, var_list=[each]) for opt, each in zip(opts, (first, second), strict=True)
     )
+    of_one = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), 8, **_NONE)
+    of_one.minimize(first * second)
+    assert not of_one.accumulation.variables
     session.run(tf1.global_variables_initializer())
     for op in (first_op, second_op, first_op):
         session.run(op)
@@ -39,20 +50,6 @@ def test_each_list_of_variables_has_its_own_window_and_names(session: tf1.Sessio
         *("second", "second/Adam", "second/Adam_1", "cond_2/beta1_power", "cond_2/beta2_power"),
         *(f"{scope}/{name}" for scope in ("accumulation", "accumulation_1") for name in window),
     }
-
-
-#: A window of one micro-batch, which adds nothing.
-_NONE: dict[str, Any] = {"accumulation_steps": 1, "overflow_drops": "micro_batch", "micro_batches_per_epoch": 3}
-
-
-@pytest.mark.graph
-@pytest.mark.usefixtures("session")
-def test_window_of_one_micro_batch_adds_nothing() -> None:
-    opt = _sgd(**_NONE)
-    opt.minimize(tf1.get_variable("w", initializer=1.0) * 1.0, tf1.train.get_or_create_global_step())
-    names = {variable.op.name.removesuffix("/value") for variable in tf1.global_variables()}
-    assert names == {"loss_scale", "good_steps", "bad_steps", "global_step", "w"}
-    assert not opt.accumulation.variables
 
 
 @for_every_keras()
@@ -96,19 +93,6 @@ def test_micro_batch_that_overflows_in_float16_is_found_by_fit(keras: ModuleType
     assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (2.0**15, 2, 0)
 
 
-@pytest.mark.graph
-def test_mean_of_a_window_is_finite_if_a_micro_batch_exceeds_float16(session: tf1.Session) -> None:
-    w = tf1.get_variable("w", initializer=tf.constant([1.0], tf.float16), use_resource=True)
-    fed, opt = tf1.placeholder(tf.float32, []), _sgd()
-    # 2**17 is larger than 65504, the largest float16.
-    train_op = opt.apply_gradients([(fed[tf.newaxis], w)])
-    session.run(tf1.global_variables_initializer())
-    for last, skipped in ((4 - 2.0**17, 0), (2.0**17, 1)):
-        for value in (2.0**17, last):
-            session.run(train_op, {fed: value})
-        assert session.run([w, opt.skipped_steps]) == [0, skipped]
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
 def test_lists_of_variables_with_the_same_names_have_windows_of_their_own(compiled: bool) -> None:
     weights = [tf.Variable(1.0, name="w"), tf.Variable(1.0, name="w")]
@@ -123,20 +107,6 @@ def test_lists_of_variables_with_the_same_names_have_windows_of_their_own(compil
         run(tf.constant(factor))
     assert [float(weight) for weight in weights] == [0, -1]
     assert (int(opt.applied_steps), float(opt.loss_scale)) == (4, SCALE / 4)
-
-
-@pytest.mark.graph
-def test_one_wrapper_has_a_window_in_each_graph() -> None:
-    opt, found = _sgd(), []
-    for factors in ([1, 3], [5, 7]):
-        with tf.Graph().as_default(), tf1.Session() as session:
-            fed, w = tf1.placeholder(tf.float32, []), tf1.get_variable("w", initializer=1.0)
-            train_op = opt.minimize(w * fed, var_list=[w])
-            session.run(tf1.global_variables_initializer())
-            for factor in factors:
-                session.run(train_op, {fed: factor})
-            found.append(session.run(w))
-    assert found == [0, -2]
 
 
 @pytest.mark.graph
@@ -204,40 +174,28 @@ def test_update_at_the_end_of_a_window_is_compiled_and_that_of_the_mean(
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 @for_every_keras()
 def test_sums_of_two_replicas_are_saved_as_one_sum(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path
 ) -> None:
-    def make() -> tuple[Any, Any, Callable[[Any], None]]:
-        with two_replicas.scope():
-            weight = variable_of(keras, 0.0)
-            opt = wrap(optimizer(keras, momentum=0.5), accumulation_steps=2)
-            opt.build([weight])
-
-        def on_replica(fed: tf.Tensor) -> None:
-            grad = tf.gather(fed, tf.distribute.get_replica_context().replica_id_in_sync_group)
-            take_step(opt, [weight], [grad / 2])
-
-        run = tf.function(lambda fed: two_replicas.run(on_replica, args=(fed,)))
-        return weight, opt, lambda fed: run(tf.constant(fed, tf.float32))
-
-    (weight, opt, train), (other, resumed, resume) = make(), make()
-    for fed in ([1, 3], [2, 6], [1, 5]):
-        train(fed)
+    scenario = REPLICATED["window dropped"]
+    settings = {"keras": keras, "strategy": two_replicas, "compiled": keras_hosts.compiled, "averages": False}
+    host, resumed = (keras_hosts.KerasLoop(STRUCTURE, scenario.rule, scenario.settings, **settings) for _ in range(2))
+    # In the middle of a window.
+    checks.train(host, scenario.steps()[:5])
     with h5py.File(tmp_path / "optimizer.h5", "w") as file:
         # Keras saves both: the optimizer, and what it finds among its attributes.
-        for name, saved, loaded in (
-            ("optimizer", opt, resumed),
-            ("state", opt._loss_scale_state, resumed._loss_scale_state),
-        ):
+        parts = [("optimizer", host._opt, resumed._opt)]
+        parts.append(("state", host._opt._loss_scale_state, resumed._opt._loss_scale_state))
+        for name, saved, loaded in parts:
             group = file.create_group(name)
             saved.save_own_variables(group)
             loaded.load_own_variables(group)
-    other.assign(-1.5)
-    for each, take, of_run in ((weight, train, opt), (other, resume, resumed)):
-        take([6, 8])
-        assert float(each.numpy()) == -1.5 - 0.75 - 2.5
-        assert (int(of_run.iterations.numpy()), int(of_run.applied_steps), float(of_run.loss_scale)) == (2, 2, SCALE)
+    for weight, value in zip(resumed._weights, host._weights, strict=True):
+        weight.assign(value)
+    found, expected = ([checks.saved(state) for state in each.train(scenario.steps()[5:])] for each in (resumed, host))
+    assert found == expected
 
 
 @for_every_keras("keras2", "tf_keras")

@@ -158,28 +158,3 @@ def test_function_that_takes_steps_can_be_exported_and_counts_are_in_no_checkpoi
     tf.train.Checkpoint(opt=opt).write(str(tmp_path / "checkpoint"))
     shapes = tf.train.load_checkpoint(str(tmp_path / "checkpoint")).get_variable_to_shape_map().values()
     assert [2, 3] not in [*shapes, *(list(each.shape) for each in opt.variables)]
-
-
-@for_every_keras()
-def test_replicas_report_the_largest_of_their_counts(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
-) -> None:
-    with two_replicas.scope():
-        kernel, opt = variable(keras, [1, 2, 3]), wrap(optimizer(keras))
-        opt.build([kernel])
-
-    def step(fed: tf.Tensor) -> None:
-        kerases.take_step(opt, [kernel], [tf.gather(fed, tf.distribute.get_replica_context().replica_id_in_sync_group)])
-
-    run = tf.function(lambda fed: two_replicas.run(step, args=(fed,)))
-    good = [1.0, 1.0, 1.0]
-    for fed, last, steps in [
-        # Keras 2 sums the gradients before the check, so both replicas have the same counts.
-        ([good, [math.inf, math.inf, math.nan]], [2, 1, 0], 1),
-        ([[math.nan, 1.0, 1.0], good], [0, 1, 0], 2),
-        ([good, good], [0, 1, 0], 2),
-    ]:
-        run(tf.constant(fed))
-        (report,) = opt.overflow_reports()
-        assert (report.last.numpy().tolist(), report.steps.numpy().tolist()) == ([last], [steps])
-        assert report.names == [getattr(kernel, "path", kernel.name)]

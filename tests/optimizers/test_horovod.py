@@ -73,6 +73,7 @@ _TRAININGS = {
     "alone": [_in_orders("random", host, ["alone"], "--last=3")[0] for host in (_GRAPH, "v1 eager")],
     "missing": [_in_orders("uneven", host, ["plain"])[0] for host in (_GRAPH, _LOOP)],
     "strategy": ["'one device/plain'"],
+    "ranges": ["ranges/plain"],
     # The last ones: TensorFlow 1's behavior cannot be turned off again.
     "v1 behavior": [
         *_in_orders(
@@ -80,6 +81,7 @@ _TRAININGS = {
         ),
         *_in_orders("spikes of sums", "v1 graph, reference variables", ["plain"], "--v1-behavior"),
     ],
+    "ranges with v1 behavior": ["ranges/plain --v1-behavior"],
 }
 
 #: The trainings of another launch, which records the collective operations. That keeps a core busy, so they are few:
@@ -251,6 +253,20 @@ def test_gradient_that_one_worker_lacks_is_an_error_in_both(printed: _Printed) -
     for training, rank in itertools.product(_TRAININGS["missing"], range(2)):
         [refused] = printed.lines("REFUSED", rank, training)
         assert re.search(message, refused), refused
+
+
+def test_ranges_are_those_of_the_sum_over_the_workers(printed: _Printed) -> None:
+    # The gradients are the mean of 4 and 8 on both workers, before and after they are scaled.
+    of_hook = {
+        "step": 2,
+        "loss_scale": 16,
+        "gradients": {"w": {"2": 2, "zero": 2}},
+        "weights": {"w": {"0": 2, "1": 2}},
+        "activations": {"product": {"2": 1, "3": 1, "zero": 2}},
+        "activation_gradients": {"product": {"0": 4}},
+    }
+    for training, rank in itertools.product(["ranges/plain", "ranges/plain --v1-behavior"], range(2)):
+        assert printed.lines("STATE", rank, training) == [[{"0": 3, "1": 1}, {}], of_hook]
 
 
 def test_strategy_together_with_horovod_is_refused(printed: _Printed) -> None:

@@ -133,6 +133,10 @@ def test_norm_in_a_conditional_of_a_graph_or_of_sums_of_replicas_must_be_asked_f
         strategy.run(lambda: opt.minimize(weight * 1.0, var_list=[weight]))
         with pytest.raises(AttributeError, match=r"not recorded: call record_gradient_norm\(\) before the first step"):
             _ = opt.gradient_norm
+        opt.record_gradient_norm()
+        # For a gradient that depends on a variable, TensorFlow would search the graph for the variable, and fail.
+        strategy.run(lambda: opt.minimize(weight * weight, var_list=[weight]))
+        assert opt.gradient_norm.shape == []
 
 
 @for_every_kind

@@ -1,22 +1,18 @@
 """Steps in mixed_float16 on a CPU, and on a GPU if TensorFlow sees one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES, in_every_mode
 from kerases import SCALE, for_every_keras, kernel_and_bias, optimizer, take_step, values, wrap
 
 import tfmp
 from tfmp import gpus
 
-_MODES: dict[str, Callable[..., Any]] = {
-    "eager": lambda function: function,
-    "function": tf.function,
-    "xla": tf.function(jit_compile=True),
-}
 #: The gradients of two steps that are applied, and between them of one that overflows.
 _GRADIENTS = [
     [[[1.0, 2.0], [4.0, 8.0]], [0.5, 0.25]],
@@ -41,7 +37,7 @@ def _places(variables: list[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("mode", _MODES)
+@in_every_mode
 @for_every_keras()
 def test_step_of_the_wrapper_changes_weights_where_they_are(
     keras: ModuleType, mode: str, jit_compile: bool, device: str
@@ -51,7 +47,7 @@ def test_step_of_the_wrapper_changes_weights_where_they_are(
         optimizer(keras), tfmp.ExponentialUpdateLossScaleManager(SCALE, 1000, 1, 2.0, 0.5), jit_compile=jit_compile
     )
     opt.build(variables)
-    step = _MODES[mode](lambda *grads: take_step(opt, variables, grads))
+    step = MODES[mode](lambda *grads: take_step(opt, variables, grads))
     for grads in _GRADIENTS:
         step(*(tf.constant(grad) for grad in grads))
     assert values(variables) == _AFTER
@@ -59,7 +55,7 @@ def test_step_of_the_wrapper_changes_weights_where_they_are(
     assert _places(variables) == {device}
 
 
-@pytest.mark.parametrize("mode", _MODES)
+@in_every_mode
 @for_every_keras()
 def test_step_of_grad_scaler_changes_weights_where_they_are(keras: ModuleType, mode: str, device: str) -> None:
     variables, opt = kernel_and_bias(keras), optimizer(keras)
@@ -73,7 +69,7 @@ def test_step_of_grad_scaler_changes_weights_where_they_are(keras: ModuleType, m
         scaler.step(opt, zip(tape.gradient(loss, variables), variables, strict=True))
         scaler.update()
 
-    run = _MODES[mode](step)
+    run = MODES[mode](step)
     for grads in _GRADIENTS:
         run(*(tf.constant(grad) for grad in grads))
     assert values(variables) == _AFTER

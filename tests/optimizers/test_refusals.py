@@ -94,7 +94,6 @@ def _too_few(kind: _Kind) -> None:
     kind.wrap().apply(gradients(0)[:1], kernel_and_bias(kind.keras))
 
 
-_NO_DETECTORS = (True, 10.0, "auto", tfmp.SpikeDetector)
 _NO_BOOL = ("x", "False", 1, None)
 _TOO_MANY = {"initial_scale": 8, "dynamic_growth_steps": 5}
 _COUNTING = "iterations_include_skipped_steps"
@@ -105,6 +104,8 @@ _NO_MANAGER = r'TypeError.*a tfmp\.LossScaleManager, a name such as "dynamic", o
 _TWO_WAYS = r"TypeError.*got .*: write initial_scale={0} for a dynamic .*, or tfmp\.FixedLossScaleManager\({0}\) for"
 _FOR_FIXED = r"ValueError.*tfmp\.FixedLossScaleManager\(scale\)\) for a fixed scale"
 _ONE_NAME = "TypeError: opt and inner_optimizer are two names of one argument: give one"
+_ONE_DTYPE = 'ValueError: aggregation_dtype must be "float16" or None, got'
+_NO_DETECTOR = r"TypeError: skip_spikes must be a tfmp\.SpikeDetector or None.*max_norm"
 _BY_OWN = r"(Type|Value)Error.*(scaled twice|already wrapped by a LossScaleOp|cannot wrap another LossScaleOptimizer)"
 
 
@@ -157,53 +158,30 @@ _REFUSED = [
     *_rows("2L", "TypeError: iterations_.* True or False", lambda k, bad: k.wrap(**{_COUNTING: bad}), *_NO_BOOL),
     *_rows("132", r"TypeError.*must be a tfmp\.OverflowDetector", lambda k, bad: k.wrap(overflow_detector=bad), 65504),
     *_rows("1", "TypeError.*OverflowDetector", lambda k: k.wrap(overflow_detector=tfmp.NonFiniteDetector)),
-    *_rows(
-        "1",
-        'ValueError: aggregation_dtype must be "float16" or None, got',
-        _aggregating,
-        "bfloat16",
-        "half precision",
-        16,
-        True,
-    ),
+    *_rows("1", _ONE_DTYPE, _aggregating, "bfloat16", "half precision", 16, True),
     *_rows("1", "ValueError.*='float16' needs is_distributed=True", lambda k: k.wrap(aggregation_dtype="float16")),
     *_rows("32", "ValueError.*True, False or .auto., got", lambda k, bad: k.wrap(jit_compile=bad), "always", 1, None),
     *_rows("32", "ValueError.*nothing distributes: call hvd", lambda k: _step(k, k.wrap(is_distributed=True))),
-    *_rows(
-        "132L",
-        r"TypeError: skip_spikes must be a tfmp.SpikeDetector or None.*max_norm",
-        lambda k, bad: k.fixed(skip_spikes=bad),
-        *_NO_DETECTORS,
-    ),
+    *_rows("132L", _NO_DETECTOR, lambda k, bad: k.fixed(skip_spikes=bad), True, 10.0, "auto", tfmp.SpikeDetector),
     *_rows("32L", "ValueError.*used by another optimizer or scaler already", _detector_of_another),
     # Accumulation.
-    *_rows(
-        "32", "ValueError.*accumulation_steps must be a whole number from 1", lambda k: k.wrap(accumulation_steps=0)
-    ),
+    *_rows("32", "ValueError: accumulation_steps must be a whole n", lambda k: k.wrap(accumulation_steps=0)),
     *_rows("32", "ValueError.*differ from the 2 that the optimizer was built", _of_other_variables, "order", "number"),
-    *_rows(
-        "3", "ValueError.*_steps=2, and accumulation_steps=4: .*Leave", _accumulating_twice, "SGD", "MultiOptimizer"
-    ),
+    *_rows("3", "ValueError.*=2, and accumulation_steps=4: .*Leave", _accumulating_twice, "SGD", "MultiOptimizer"),
     *_rows("3", r"ValueError.*=2, .*\(float8 scales\).*: bias\. Leave", _overwritten, "built", "not built"),
     # Methods and attributes; a property with an error of its own keeps it.
     *_rows("32L", r"AttributeError.*call record_gradient_norm\(\) before", lambda k: k.wrap().gradient_norm),
     *_rows("32L", r"TypeError: LossScaleOptimizer\.scale_loss\(\) missing 1 required", lambda k: k.wrap().scale_loss()),
-    *_rows(
-        "32L", r"TypeError: LossScaleOptimizer\.__init__\(\) takes from 1 to 4", lambda k: k.wrap("dynamic", False, 5)
-    ),
+    *_rows("32L", r"TypeError: .*Optimizer\.__init__\(\) takes from 1 to 4", lambda k: k.wrap("dynamic", False, 5)),
     *_rows("32L", "AttributeError: a tfmp.LossScaleOptimizer around an optimizer of K", lambda k: k.wrap().minimise),
     *_rows("3", "AttributeError.*FixedLossScaleManager does not count the finite", lambda k: k.fixed().step_counter),
     *_rows("3", "AttributeError.*has no loss_scale_factor", lambda k: k.wrap().loss_scale_factor),
     *_rows("2L", "AttributeError.*apply is Keras 3's", lambda k: k.wrap().apply),
     *_rows("2L", "AttributeError.*(read the state|manager.state_dict)", lambda k: k.wrap().dynamic_counter),
-    *_rows(
-        "1", "AttributeError.*for Keras' optimizers: call minimize", lambda k, bad: getattr(k.wrap(), bad), *_OF_KERAS
-    ),
+    *_rows("1", "AttributeError.* Keras' optimizers: call minimize", lambda k, bad: getattr(k.wrap(), bad), *_OF_KERAS),
     *_rows("32", "TypeError.*of a floating-point type, got int32", lambda k: k.wrap().scale_loss(tf.constant(1))),
     *_rows("32", "TypeError.*of a floating-point type, got int32", lambda k: k.wrap().get_scaled_loss(tf.constant(1))),
-    *_rows(
-        "32L", "ValueError.*(every gradient is )?None", lambda k: k.wrap().apply_gradients([(None, tf.Variable(1.0))])
-    ),
+    *_rows("32L", "ValueError.*None", lambda k: k.wrap().apply_gradients([(None, tf.Variable(1.0))])),
     *_rows("L", "TypeError.*complex", lambda k: k.wrap().apply_gradients([(tf.constant(1j), tf.Variable(1j))])),
     *_rows("32", r"ValueError.*has \d+ variables, got 50 values: build it", lambda k: k.wrap().set_weights([1.0] * 50)),
     *_rows("32", "TypeError.*must be a list of values, got 'ab' of type str", lambda k: k.wrap().set_weights("ab")),
@@ -285,66 +263,6 @@ def test_other_backend_than_tensorflow_is_refused(keras: ModuleType, monkeypatch
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="TensorFlow backend of Keras, got 'jax': set KERAS_BACKEND=tensorflow"):
         wrap(optimizer(keras))
-
-
-def _methods_that_take_lists(keras: ModuleType, opt: Any, variables: list[Any]) -> dict[str, tuple[list[Any], Any]]:
-    """Return the methods that take lists, by name, each with a valid list."""
-    grads = [tf.ones([2, 2]), tf.ones([2])]
-    pairs = list(zip(grads, variables, strict=True))
-
-    def loss() -> tf.Tensor:
-        return tf.add_n(list(map(tf.reduce_sum, variables)))
-
-    methods = {
-        "get_unscaled_gradients": (grads, opt.get_unscaled_gradients),
-        "apply_gradients": (pairs, opt.apply_gradients),
-        "minimize": (variables, lambda given: opt.minimize(loss, given)),
-        "build": (variables, opt.build),
-        "exclude_from_weight_decay": (variables, opt.exclude_from_weight_decay),
-        "exclude_from_weight_decay by name": (["kernel"], lambda given: opt.exclude_from_weight_decay(var_names=given)),
-        "finalize_variable_values": (variables, opt.finalize_variable_values),
-    }
-    if keras.__version__.startswith("3."):
-        methods["apply"] = (grads, lambda given: opt.apply(given, variables))
-        methods["apply to variables"] = (variables, lambda given: opt.apply(grads, given))
-    else:
-        methods["compute_gradients"] = (variables, lambda given: opt.compute_gradients(loss, given))
-        methods["aggregate_gradients"] = (pairs, opt.aggregate_gradients)
-    return methods
-
-
-def _trained(keras: ModuleType, name: str, form: Any, built: bool) -> Any:
-    opt, variables = wrap(optimizer(keras, momentum=0.5, weight_decay=0.25)), kernel_and_bias(keras)
-    if built:
-        opt.build(variables)
-    given, take = _methods_that_take_lists(keras, opt, variables)[name]
-    found = take(form(given))
-    if not built or "exclude" in name:
-        take_step(opt, variables, [tf.ones([2, 2]), tf.ones([2])])
-    numbers = [value.numpy().tolist() for value in tf.nest.flatten(found) if hasattr(value, "numpy")]
-    return numbers, values(variables), len(opt.variables)
-
-
-@for_every_keras()
-def test_generator_is_accepted_in_place_of_a_list(keras: ModuleType) -> None:
-    for name in _methods_that_take_lists(keras, wrap(optimizer(keras)), kernel_and_bias(keras)):
-        # Keras requires variables to be excluded before `build`.
-        built = name != "build" and "exclude" not in name
-        expected = _trained(keras, name, list, built)
-        for form in (iter, tuple, lambda given: dict(enumerate(given)).values()):
-            assert _trained(keras, name, form, built) == expected, name
-
-
-@for_every_keras()
-def test_argument_that_is_not_a_list_is_refused_with_its_value_and_advice(keras: ModuleType) -> None:
-    opt, variables = wrap(optimizer(keras)), kernel_and_bias(keras)
-    opt.build(variables)
-    before = values(variables)
-    for given, take in _methods_that_take_lists(keras, opt, variables).values():
-        for wrong in (given[0], dict(enumerate(given)), [given], "grads", zip(variables, given, strict=False)):
-            with pytest.raises(TypeError, match=r"must be .*(, got |, and it holds ).*: (pass|write) "):
-                take(wrong)
-    assert values(variables) == before
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from faults import FAULTS
+from kit import checks
+from kit.hosts import V1Graph
+from kit.oracle import Rule
+from scenarios import STRUCTURE
 
 import tfmp
 
@@ -72,72 +77,15 @@ def test_checkpoint_equals_that_of_contrib_and_training_resumes_from_the_latter(
 
 
 @_in_graphs
-def test_counts_of_steps_begin_anew_in_each_session_and_the_scale_goes_on(session: tf1.Session, tmp_path: Path) -> None:
-    weight, factor = tf1.get_variable("w", initializer=1.0), tf1.placeholder(tf.float32, [])
-    opt = tfmp.LossScaleOptimizer(tf1.train.GradientDescentOptimizer(0.5), tfmp.ExponentialUpdateLossScaleManager(8, 9))
-    global_step = tf1.train.get_or_create_global_step()
-    train_op = opt.minimize(weight * factor, global_step)
-    names = ("attempted_steps", "applied_steps", "skipped_steps", "consecutive_skipped_steps")
-    watched = [*(getattr(opt, name) for name in names), opt.loss_scale, global_step]
-    session.run(tf1.global_variables_initializer())
-    for fed in (1.0, math.inf, math.inf):
-        session.run(train_op, {factor: fed})
-    before = session.run(watched)
-    path = tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
-    with tf1.Session(graph=session.graph) as resumed:
-        tf1.train.Saver().restore(resumed, path)
-        assert resumed.run(watched) == [0, 0, 0, 0, *before[4:]]
-        resumed.run(train_op, {factor: math.inf})
-        assert resumed.run(watched[:4]) == [1, 0, 1, 1]
-    assert session.run(watched) == before
-    assert before[:4] == [3, 1, 2, 2]
-
-
-def _train_op(optimizer: str, wrapped: bool) -> tf.Operation:
-    """Build a model with an optimizer, in a wrapper or not, and return the op of its step."""
-    w = tf1.get_variable("w", initializer=[0.5, -1.0, 2.0], use_resource=True)
-    opt = _OPTIMIZERS[optimizer]()
-    if wrapped:
-        opt = tfmp.LossScaleOptimizer(opt, tfmp.ExponentialUpdateLossScaleManager(8, 1000))
-    return opt.minimize(tf.reduce_sum(w * w), tf1.train.get_or_create_global_step())
-
-
-def _without_the_managers() -> list[Any]:
-    """Return the variables that a run without loss scaling has too."""
-    of_manager = {"loss_scale", "good_steps", "bad_steps"}
-    return [each for each in tf1.global_variables() if each.op.name.split("/")[0] not in of_manager]
-
-
-def _values(session: tf1.Session) -> dict[str, Any]:
-    # The powers of Adam have a scope within a conditional.
-    return {each.op.name.removeprefix("cond/"): session.run(each).tolist() for each in _without_the_managers()}
-
-
-@_in_graphs
-@pytest.mark.parametrize("wrapped", [False, True], ids=["tfmp-bare", "bare-tfmp"])
-@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
-def test_run_moves_in_a_graph_between_an_optimizer_and_its_wrapper(
-    optimizer: str, wrapped: bool, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "model.ckpt")
-    with tf.Graph().as_default(), tf1.Session() as session:
-        train_op = _train_op(optimizer, not wrapped)
-        session.run(tf1.global_variables_initializer())
-        for _ in range(3):
-            session.run(train_op)
-        tf1.train.Saver().save(session, path)
-        saved = _values(session)
-        session.run(train_op)
-        expected = _values(session)
-    with tf.Graph().as_default(), tf1.Session() as session:
-        train_op = _train_op(optimizer, wrapped)
-        session.run(tf1.global_variables_initializer())
-        tf1.train.Saver(tfmp.checkpoints.variable_map(path, _without_the_managers())).restore(session, path)
-        assert _values(session) == saved
-        session.run(train_op)
-        # The scale is a power of two, so unscaling is exact.
-        assert _values(session) == expected
-    assert saved["global_step"] == 3
+def test_counts_of_steps_begin_anew_in_each_session_and_the_scale_goes_on(tmp_path: Path) -> None:
+    host, (good, bad, *_) = V1Graph(STRUCTURE, Rule()), FAULTS["inf"].steps
+    before = checks.train(host, [good, bad, bad])[-1]
+    host.save(tmp_path)
+    host.restore(tmp_path)
+    restored, after = host.train([bad])
+    told = [[state.told[name] for name in ("applied", "skipped", "in_a_row")] for state in (before, restored, after)]
+    assert told == [[1, 2, 2], [0, 0, 0], [0, 1, 1]]
+    assert checks.saved(restored) == checks.saved(before)
 
 
 def _made_eagerly(wrapped: bool, *, compiled: bool = False) -> tuple[Callable[..., Any], tf.train.Checkpoint]:

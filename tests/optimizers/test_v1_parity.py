@@ -133,10 +133,10 @@ def test_recording_contains_every_case() -> None:
 
 
 # The cases of kind fp16: tf.contrib multiplied a float16 loss by the scale in float16, where 2**16 is infinite, and
-# unscaled in float16, where the reciprocal of 2**25 is 0. tfmp does both in float32; test_v1.py has tests where the
-# results differ. These runs have equal results nevertheless, because their loss itself is float16. The gradient with
-# respect to the loss is then the scale as a float16 number. From 65520 on it is infinite, whatever the type of the
-# product, and the step is skipped.
+# unscaled in float16, where the reciprocal of 2**25 is 0. tfmp does both in float32; tests/core/gradients has tests
+# where the results differ. These runs have equal results nevertheless, because their loss itself is float16. The
+# gradient with respect to the loss is then the scale as a float16 number. From 65520 on it is infinite, whatever the
+# type of the product, and the step is skipped.
 @pytest.mark.parametrize("case", _REPEATED, ids=_id)
 def test_recorded_run_is_repeated(case: dict[str, Any]) -> None:
     with tf.Graph().as_default():

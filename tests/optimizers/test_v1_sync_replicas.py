@@ -1,7 +1,6 @@
 """The wrapper inside a `SyncReplicasOptimizer`, whose workers wait for each other."""
 
 import math
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from replica_processes import free_addresses
 
 import tfmp
 
@@ -95,7 +95,7 @@ def _train_worker(
 
 def test_two_workers_go_on_after_a_step_that_overflowed_on_one_of_them() -> None:
     factors = [[1, 1, 1, 1], [3, math.inf, 3, 3]]
-    cluster = tf.train.ClusterSpec({job: [_free_address() for _ in range(2)] for job in ("ps", "worker")})
+    cluster = tf.train.ClusterSpec({job: free_addresses(2) for job in ("ps", "worker")})
     servers = {(job, task): tf.distribute.Server(cluster, job, task) for job in cluster.jobs for task in range(2)}
     with ThreadPoolExecutor(2) as pool:
         initialized = threading.Event()
@@ -106,9 +106,3 @@ def test_two_workers_go_on_after_a_step_that_overflowed_on_one_of_them() -> None
         found = [run.result(120) for run in runs]
     after_each_run = [[0.75, 0.75, 1, 1024], [0.75, 0.75, 1, 512], [0.5, 0.5, 2, 512], [0.25, 0.25, 3, 512]]
     assert found == [after_each_run, after_each_run]
-
-
-def _free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return f"localhost:{free.getsockname()[1]}"

@@ -20,13 +20,14 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from kerases import installed
+from kit.estimator_host import Estimator
 from kit.hosts import Host, as_json
 from kit.installed import hosts, replicated_hosts
 from kit.keras_hosts import KerasLoop, compiled, of_tensorflow
@@ -136,11 +137,16 @@ def make_host(hvd: Any, order: str, options: argparse.Namespace, scenario: Scena
     return make(scenario.structure, scenario.rule, settings)
 
 
-def _by_scenario(hvd: Any, order: str, options: argparse.Namespace, rank: int) -> Iterator[Any]:
+#: Prints the state after a step.
+_Note: TypeAlias = Callable[[Any], None]
+
+
+def _by_scenario(hvd: Any, order: str, options: argparse.Namespace, rank: int, note: _Note) -> None:
     """Train by a scenario, of which each process is fed the share of its replica."""
     scenario = _scenario(options.fed, rank)
     if order == "strategy":
-        make, steps = hosts_of_workers()[options.host], scenario.steps()
+        make = Estimator if options.host == "Estimator" else hosts_of_workers()[options.host]
+        steps = scenario.steps()
         host = make(scenario.structure, scenario.rule, scenario.settings, strategy=_strategy())
     else:
         scenario = of_mean(scenario)
@@ -151,8 +157,13 @@ def _by_scenario(hvd: Any, order: str, options: argparse.Namespace, rank: int) -
     else:
         host.begin()
     steps = steps[options.first : options.last]
+    if isinstance(host, Estimator) and order == "strategy":
+        host.note = lambda state: note(as_json(state))
+        host.train(steps)
+        return
     if not options.save:
-        yield from map(as_json, host.train(steps)[1:])
+        for state in host.train(steps)[1:]:
+            note(as_json(state))
         return
     for number, feds in enumerate(steps, start=options.first + 1):
         # Every worker of a strategy must take part in saving, and each writes to its own directory.
@@ -160,10 +171,10 @@ def _by_scenario(hvd: Any, order: str, options: argparse.Namespace, rank: int) -
         if order == "strategy" or rank == 0:
             directory.mkdir(parents=True)
             host.save(directory)
-        yield state
+        note(state)
 
 
-def _by_constants(hvd: Any, order: str, options: argparse.Namespace, rank: int) -> Iterator[float]:
+def _by_constants(hvd: Any, order: str, options: argparse.Namespace, rank: int, note: _Note) -> None:
     """Train on a gradient that is a constant of the graph.
 
     At one step the first worker also fetches the loss, and the norm of the gradients.
@@ -179,28 +190,54 @@ def _by_constants(hvd: Any, order: str, options: argparse.Namespace, rank: int) 
         session.run(tf1.global_variables_initializer())
         for step in range(options.last):
             session.run([train_op, loss, opt.gradient_norm] if step == 1 and rank == 0 else train_op)
-            yield session.run(weight).tolist()
+            note(session.run(weight).tolist())
 
 
-def _by_fit(hvd: Any, order: str, options: argparse.Namespace, rank: int) -> Iterator[Any]:
-    yield from FitOnReplicas(installed()[options.host], _strategy()).train(inputs()[: options.last])
+def _by_fit(hvd: Any, order: str, options: argparse.Namespace, rank: int, note: _Note) -> None:
+    for state in FitOnReplicas(installed()[options.host], _strategy()).train(inputs()[: options.last]):
+        note(state)
 
 
-def _under_a_strategy(hvd: Any, order: str, options: argparse.Namespace, rank: int) -> Iterator[Any]:
+def _under_a_strategy(hvd: Any, order: str, options: argparse.Namespace, rank: int, note: _Note) -> None:
     """Take a step under a strategy, which Horovod's processes must not have."""
     strategy, weight = tf.distribute.OneDeviceStrategy("cpu:0"), tf.Variable(1.0)
     with strategy.scope():
         opt = wrap(hvd, order, tf1.train.GradientDescentOptimizer(0.125), loss_scale_manager=8)
         strategy.run(lambda: opt.minimize(lambda: weight * 1.0, var_list=[weight]))
-    yield weight.numpy().tolist()
+    note(weight.numpy().tolist())
 
 
-_OTHERS = {"constants": _by_constants, "fit": _by_fit, "one device": _under_a_strategy}
+def _ranges(hvd: Any, order: str, options: argparse.Namespace, rank: int, note: _Note) -> None:
+    """Note what `exponent_counts` sums over the workers, and what a hook finds in the second of three steps."""
+    grads = [1.0, 2.0**rank]
+    with tf.Graph().as_default(), tf1.Session() as session:
+        rows = session.run(tfmp.ranges.exponent_counts([tf.constant(grads), None], is_distributed=True))
+    if tf.executing_eagerly():
+        eager = tfmp.ranges.exponent_counts([tf.constant(grads), None], is_distributed=True)
+        assert eager.numpy().tolist() == rows.tolist()
+    note([tfmp.ranges.RangeHistogram(row).to_dict() for row in rows])
+    with tf.Graph().as_default():
+        w = tf1.get_variable("w", initializer=[1.0, 2.0])
+        factor = tf1.placeholder_with_default([4.0 * (rank + 1), 0.0], [2])
+        opt = wrap(hvd, order, tf1.train.GradientDescentOptimizer(0.0), loss_scale_manager=16)
+        loss = tf.reduce_sum(tfmp.ranges.probe(w * factor, "product"))
+        train_op = opt.minimize(loss, tf1.train.get_or_create_global_step())
+        hook = tfmp.LossScaleLoggingHook(ranges_every_n_steps=2)
+        with tf1.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=None) as session:
+            for _ in range(3):
+                session.run(train_op)
+    last = hook.ranges.last
+    kinds = {kind: {name: each.to_dict() for name, each in of.items()} for kind, of in last.histograms.items()}
+    note({"step": last.step, "loss_scale": last.loss_scale, **kinds})
+
+
+_OTHERS = {"constants": _by_constants, "fit": _by_fit, "one device": _under_a_strategy, "ranges": _ranges}
 
 
 @functools.cache
 def _strategy() -> tf.distribute.Strategy:
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    api = tf.distribute if tf.executing_eagerly() else tf1.distribute.experimental
+    return api.MultiWorkerMirroredStrategy()
 
 
 def options_of(training: str) -> argparse.Namespace:
@@ -224,7 +261,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="print the collective operations of Horovod in each")
     arguments = parser.parse_args()
     if "TF_CONFIG" in os.environ:
-        hvd, rank = None, _strategy().cluster_resolver.task_id
+        hvd, rank = None, json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     else:
         if arguments.record:
             # With this setting Horovod can record its collective operations from a later call on. Recording keeps one
@@ -265,16 +302,20 @@ def _train(hvd: Any, rank: int, training: str, record: bool, tell: Callable[[str
         timeline = Path(directory) / "timeline.json"
         if record:
             _start_timeline(hvd, timeline, training)
-        train = _OTHERS.get(options.fed, _by_scenario)
-        for taken, state in enumerate(train(hvd, options.order, options, rank), start=1):
+        told: list[Any] = []
+
+        def note(state: Any) -> None:
+            told.append(state)
             tell("STATE", state)
-            die_after(options, taken, rank)
+            die_after(options, len(told), rank)
+
+        _OTHERS.get(options.fed, _by_scenario)(hvd, options.order, options, rank, note)
         if record:
             hvd.stop_timeline()
         if record and rank == 0:
             events = timeline.read_text(encoding="utf-8")
             kinds = ("ALLREDUCE", "ALLGATHER")
-            tell("COLLECTIVES", {kind: events.count(f'"name": "{kind}"') / taken for kind in kinds})
+            tell("COLLECTIVES", {kind: events.count(f'"name": "{kind}"') / len(told) for kind in kinds})
 
 
 def _start_timeline(hvd: Any, path: Path, training: str) -> None:

@@ -195,6 +195,7 @@ def test_picture_shows_layers_and_the_scale(tmp_path: Path, monkeypatch: pytest.
     [
         (lambda path: _report().to_json(path / "report.json"), OSError, "No such file or directory"),
         (lambda path: RangeHistory().plot(path), ValueError, "there is nothing to draw yet: no step was looked at"),
+        (lambda path: NormHistory().plot(path), ValueError, "there is nothing to draw yet: no norm was seen"),
         (lambda path: _report().plot(path, 0), ValueError, "loss_scale must be greater than 0, got 0"),
     ],
 )

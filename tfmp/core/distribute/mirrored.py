@@ -50,7 +50,8 @@ class Mirrored(SeveralReplicas):
     def sums(self, grads: Gradients, names: Sequence[str]) -> list[Gradient]:
         """Return the sums of the gradients over the replicas."""
         del names
-        present = [grad for grad in grads if grad is not None]
+        # As in `total`: the gradients of most models depend on variables.
+        present = [arithmetic.map_values(tf.stop_gradient, grad) for grad in grads if grad is not None]
         sums = iter(_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, present))
         return [None if grad is None else next(sums) for grad in grads]
 
