@@ -93,16 +93,13 @@ def _recorded(name: str) -> tuple[list[Any], Path]:
 
 
 def _assert_same(reached: list[Any], expected: list[Any]) -> None:
-    # The order of sums differs between machines.
-    assert len(reached) == len(expected)
-    for own, recorded in zip(reached, expected, strict=True):
-        if isinstance(recorded, dict):
-            assert own == recorded
-        elif isinstance(recorded, list) and isinstance(recorded[0], str):
-            assert own[0] == recorded[0]
-            np.testing.assert_allclose(own[1], recorded[1], rtol=1e-4, atol=1e-7)
-        else:
+    tf.nest.assert_same_structure(reached, expected)
+    for own, recorded in zip(tf.nest.flatten(reached), tf.nest.flatten(expected), strict=True):
+        if isinstance(recorded, float):
+            # The order of sums differs between machines.
             np.testing.assert_allclose(own, recorded, rtol=1e-4, atol=1e-7)
+        else:
+            assert own == recorded
 
 
 @pytest.mark.parametrize("form", ["", "_checkpoint", "_weights"])

@@ -363,6 +363,7 @@ _PROGRAMS: dict[str, list[_Iteration]] = {
         _Iteration(),
         *(_Iteration(where=where) for where in ("after", "own function")),
         _Iteration(before=[_step()]),
+        _Iteration(),
     ],
     "a branch may drop the step": [_Iteration(before=[_unscale()], yes=[_step()], flags=(*_BOTH, True))],
     "a branch may drop all calls": [_Iteration(yes=[_unscale(), _step()], flags=_BOTH, where="after")],

@@ -6,15 +6,12 @@ from typing import Any
 import kerases
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES
 
 import tfmp
 
 #: What makes a step of a function.
-WAYS: dict[str, Callable[..., Any]] = {
-    "eager": lambda step: step,
-    "function": tf.function,
-    "xla": lambda step: tf.function(step, jit_compile=True),
-}
+WAYS = MODES
 IN_ALL_WAYS = pytest.mark.parametrize("way", WAYS)
 IN_BOTH_WAYS = pytest.mark.parametrize("way", ["eager", "function"])
 

@@ -135,19 +135,8 @@ def _in_conditional(call: Callable[[], Any]) -> Any:
     return tf.cond(tf1.placeholder(tf.bool, []), lambda: [call(), tf.constant(0.0)][1], lambda: tf.constant(0.0))
 
 
-def _clip_the_argument(scaler: tfmp.GradScaler) -> None:
-    weight, optimizer = _weight(), sgd()
-    grads = tf.gradients(scaler.scale(weight * 2.0), [weight])
-    scaler.unscale(optimizer, grads)
-    scaler.step(optimizer, [(tf.clip_by_value(grads[0], -1.0, 1.0), weight)])
-
-
-_BUILD_FIRST = "update was built before any step: build the steps first, and update in the same graph"
 _NO_VALUE = "was called in a graph.*tf.compat.v1.train.Saver saves"
 _REFUSED: dict[str, tuple[Callable[[tfmp.GradScaler], Any], type[Exception], str]] = {
-    "update before steps": (lambda scaler: scaler.update(), RuntimeError, _BUILD_FIRST),
-    "update twice": (lambda scaler: (_Loop(scaler), scaler.update(), scaler.update()), RuntimeError, _BUILD_FIRST),
-    "clip the argument of unscale": (_clip_the_argument, RuntimeError, "still scaled: .* Clip what unscale returned"),
     "step in a conditional": (
         lambda scaler: _in_conditional(lambda: scaler.step(sgd(), [(tf.constant(8.0), _weight())])),
         NotImplementedError,

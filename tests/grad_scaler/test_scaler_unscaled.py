@@ -112,6 +112,13 @@ def _of_the_last_iteration(t: Training, _: Any, *, some: bool) -> None:
     t.step([*t.unscale(t.scaled()[:1]), unscaled[1]] if some else unscaled)
 
 
+def _step_with_what_unscale_got_before_the_update(t: Training, _: Any) -> None:
+    grads = t.scaled()
+    t.unscale(grads)
+    t.scaler.update()
+    t.step(grads)
+
+
 def _step_again_after_an_update_outside(t: Training, _: Any) -> None:
     t.step(t.unscale(t.scaled()))
     with tf.init_scope():
@@ -171,6 +178,10 @@ _ROWS = {
         (0.5, 2, 1024, 0),
         _FINITE,
         _IN_FUNCTION,
+    ),
+    # In the next iteration they are gradients of a scaled loss like any others.
+    "arguments of the last iteration": _Row(
+        _step_with_what_unscale_got_before_the_update, (0.5, 0.5, 1024, 0), _FINITE, _EAGER
     ),
     "a later conditional steps with its own": _Row(_step_in_one_of_two_conditionals, (0, -1, 1024, 0), [True, False]),
     "a branch only looks": _Row(_look_in_a_branch, (0, -1, 1024, 0), [True, False]),
@@ -245,16 +256,6 @@ def test_norm_and_largest_magnitude_are_of_both_parts_and_count_them_once(index:
         alone.update_loss_scale(tf.constant(True), tf.constant(max(1.0, factor)))
         assert float(training.scaler.gradient_norm) == pytest.approx(norm)
     assert training.scaler.state_dict() == alone.state_dict()
-
-
-def test_update_forgets_the_gradients() -> None:
-    training = Training()
-    grads = training.scaled()
-    training.unscale(grads)
-    training.scaler.update()
-    # In the next iteration they are gradients of a scaled loss like any others.
-    training.step(grads)
-    assert [float(weight) for weight in training.weights] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("end", [tfmp.GradScaler.update, tfmp.GradScaler.abandon])

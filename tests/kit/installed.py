@@ -50,7 +50,9 @@ def hosts() -> dict[str, Pair]:
             f"GradScaler, {title} function": Pair(partial(Scaler, keras=keras, compiled=compiled), plain),
         }
         if title == "keras3":
-            found[f"{title} compiled update"] = Pair(partial(loop, compiled=compiled, jit_compile=True), plain)
+            by_program = {"keras": keras, "compiled": compiled, "jit_compile": True}
+            found[f"{title} compiled update"] = Pair(partial(KerasLoop, **by_program), plain)
+            found[f"GradScaler, {title} compiled update"] = Pair(partial(Scaler, **by_program), plain)
     for title, keras in _with_legacy().items():
         plain = partial(LegacyLoop, keras=keras, compiled=compiled)
         found |= {

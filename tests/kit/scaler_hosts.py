@@ -17,9 +17,9 @@ class Scaler(Loop):
     Without a `keras` the optimizer is one of TensorFlow 1.
     """
 
-    def __init__(self, *given: Any, averages: bool = True, **settings: Any) -> None:
+    def __init__(self, *given: Any, averages: bool = True, jit_compile: Any = "auto", **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self._averages = averages
+        self._averages, self._jit_compile = averages, jit_compile
 
     def _make(self) -> None:
         make = tf.Variable if self._keras is None else getattr(self._keras, "Variable", tf.Variable)
@@ -49,7 +49,8 @@ class Scaler(Loop):
             detector = {name: settings[name] for name in ("overflow_detector",) if name in settings}
             self.accumulator = tfmp.GradientAccumulator(list(self._weights.values()), **window, **detector)
         records_norm = settings.pop("records_norm", False)
-        self.scaler = tfmp.GradScaler(manager=settings.pop("loss_scale_manager"), **settings)
+        settings["manager"] = settings.pop("loss_scale_manager")
+        self.scaler = tfmp.GradScaler(jit_compile=self._jit_compile, **settings)
         if records_norm:
             self.scaler.record_gradient_norm()
 
