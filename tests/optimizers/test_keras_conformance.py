@@ -62,8 +62,6 @@ def test_wrapped_training_equals_training_without_wrapper_but_for_overflows(
     assert_trains_as(plain, opt, keras, way.run, plain_run=way.plain_run, **of_many)
 
 
-# Of NumPy 2, where Keras makes an array of a variable.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras("keras3")
 def test_tests_of_keras_wrapper_pass_with_tfmps(keras: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in Keras' wheel; tfmp's class takes the place of Keras'."""

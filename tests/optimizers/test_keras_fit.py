@@ -16,11 +16,6 @@ from kerases import SCALE, dense_model, fit_linear, for_every_keras, linear_mode
 
 import tfmp
 
-pytestmark = [
-    # Of NumPy 2, where Keras makes an array of a variable.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-]
-
 
 # Keras 3.5 warns by itself with steps_per_execution.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")

@@ -204,7 +204,6 @@ def test_only_another_fixed_scale_is_warned_of_when_a_checkpoint_is_restored(
         assert ["the loss scale 8" in message for message in caplog.messages] == warned
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 @for_every_keras2
 def test_h5_files_hold_the_state_of_the_inner_optimizer(keras: ModuleType, tmp_path: Path) -> None:
     x, y = np.ones((16, 3), np.float32), np.ones((16, 1), np.float32)

@@ -29,12 +29,6 @@ from moving import (
 
 import tfmp
 
-pytestmark = [
-    # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
-]
-
 _EVERYWHERE = ("weights_file", "weights_of_keras_file", "checkpoint", "checkpoint_before_build", "backup_and_restore")
 _MOVES = {
     "bare-tfmp": (*_EVERYWHERE, "tensorflow_weights", "saved_model"),

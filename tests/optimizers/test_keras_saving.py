@@ -17,12 +17,6 @@ from moving import FORMS, Form, built, checkpoint, for_forms, train
 
 import tfmp
 
-pytestmark = [
-    # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
-]
-
 
 def _adam(keras: ModuleType, **options: Any) -> Any:
     return optimizer(keras, "Adam", learning_rate=keras.optimizers.schedules.PolynomialDecay(0.125, 10), **options)

@@ -18,7 +18,6 @@ from tfmp.any_keras.which import is_keras2
 __all__ = ["global_policy"]
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
     # What Keras itself warns of, under some versions of Python and NumPy.
     pytest.mark.filterwarnings("ignore::UserWarning:keras"),
 ]

@@ -34,7 +34,6 @@ from tfmp.any_keras.which import is_keras2
 __all__ = ["global_policy"]
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
     # Keras 3.10 says so of models that it has loaded.
     pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning"),
 ]
