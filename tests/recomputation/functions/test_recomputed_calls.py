@@ -92,17 +92,6 @@ def test_each_gradient_waits_until_the_second_run_has_read_all_variables(in_grap
         tf.function(lambda: assert_waiting(*factors)).get_concrete_function()
 
 
-@pytest.mark.parametrize("way", [plain, tf.function], ids=["eager", "function"])
-def test_results_that_depend_on_nothing_have_no_gradients(way: Any) -> None:
-    def gradient(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tfmp.recompute(lambda x: tf.constant(1.0))(x)
-        return tape.gradient(y, x)
-
-    assert way(gradient)(tf.constant(1.0)) is None
-
-
 def test_first_run_rounds_as_eager_code_does_and_later_functions_are_optimized() -> None:
     def scaled(x: tf.Tensor) -> tf.Tensor:
         # TensorFlow multiplies the numbers first where it optimizes a graph.
@@ -130,21 +119,6 @@ def test_function_without_floating_results_is_called_once() -> None:
     y = tf.function(tfmp.recompute(lambda x: calls.append(x) or tf.cast(x, tf.int32)))(tf.constant(3.7))
     assert (int(y), len(calls)) == (3, 1)
     assert int(tfmp.recompute(lambda x: tf.cast(x, tf.int32))(tf.constant(3.7))) == 3
-
-
-def test_autograph_converts_both_runs() -> None:
-    @tfmp.recompute
-    def block(x: tf.Tensor) -> tf.Tensor:
-        if tf.reduce_sum(x) > 0:
-            x = x**2
-        return x
-
-    @tf.function
-    def gradient(x: tf.Tensor) -> tf.Tensor:
-        return tf.gradients(block(x), x)[0]
-
-    assert [float(gradient(tf.constant(value))) for value in (3.0, -3.0)] == [6, 1]
-    assert float(block(tf.constant(3.0))) == 9
 
 
 @pytest.mark.parametrize("way", [plain, tf.function], ids=["eager", "function"])

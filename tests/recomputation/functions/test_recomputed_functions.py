@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from gradient_forms import MODES
 from keras_models import Wrap, plain
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 
@@ -94,6 +95,19 @@ def sparse_gradients_of_results(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
 
 def argument_without_influence(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     return wrap(lambda x, unused: x**3)(x, s.captured)
+
+
+def result_without_influence(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    return wrap(lambda x: tf.constant(1.0))(x)
+
+
+def conditional_of_autograph(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        if tf.reduce_sum(x) > 0:
+            x = x**2
+        return x
+
+    return wrap(block)(x), wrap(block)(-x)
 
 
 def penalty_of_the_input(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
@@ -182,8 +196,11 @@ def layers_of_tf1(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     return y
 
 
-#: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph.
-_ONCE_ONLY = (captured_in_a_conditional, control_flow_inside, in_a_loop)
+#: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph. The last has no first.
+_ONCE_ONLY = (
+    *(captured_in_a_conditional, control_flow_inside, in_a_loop, conditional_of_autograph),
+    result_without_influence,
+)
 
 
 def _in_tf2(program: Any, wrap: Wrap, compiled: Wrap, within: Wrap = plain) -> list[Any]:
@@ -254,7 +271,6 @@ _IN_EACH_WAY = [
     *(everything, captured_in_a_conditional, sparse_gradients_of_results, argument_without_influence),
     *(penalty_of_the_input, one_weight_in_two_calls, captured_beside_its_source),
 ]
-#: The layers of TF1 need Keras 2.15.
 _WITH_GET_VARIABLE = [
     *(variables_of_its_own_in_two_calls, variables_of_nested_functions, variables_stored_in_float32),
     collections_are_added_to,
@@ -264,8 +280,14 @@ _CASES = [
     (everything, "outside of function"),
     *((control_flow_inside, way) for way in ("eager", "function", *_TF1)),
     *((in_a_loop, way) for way in ("eager", *_TF1)),
+    *(
+        (program, way)
+        for program in (result_without_influence, conditional_of_autograph)
+        for way in ("eager", "function")
+    ),
     *((program, way) for program in (nested, penalty_of_the_variable, forward_mode) for way in MODES),
     *((program, way) for program in _WITH_GET_VARIABLE for way in _TF1),
+    # These layers need Keras 2.15.
     *((layers_of_tf1, way) for way in _TF1 if tf.__version__.startswith("2.15.")),
 ]
 
@@ -355,8 +377,7 @@ def test_gradient_reaches_a_layer_of_keras_after_it(change: str) -> None:
         used[:] = [layer]
         layer.trainable = True
         y = recomputed(tf.ones([1, 2]))
-    kernel = layer.kernel if isinstance(layer.kernel, tf.Variable) else layer.kernel.value
-    assert tape.gradient(y, kernel).numpy().tolist() == [[1.0], [1.0]]
+    assert tape.gradient(y, of_tensorflow(layer.kernel)).numpy().tolist() == [[1.0], [1.0]]
 
 
 @pytest.mark.graph
