@@ -46,9 +46,6 @@ collect_ignore = [path for path, need in _NEEDS.items() if not _has(need)]
 #: Cases of Keras 2, tf_keras and Estimator; but the legacy optimizers of tf_keras are others than those of Keras 2.15.
 _OLD = re.compile("keras2|tf_keras(?! legacy)|Estimator")
 
-#: The page whose examples save models in the files of Keras.
-_SAVING = "docs/howto/checkpoints.md"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for a lane."""
@@ -74,11 +71,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose and order the tests of the lane, and let Keras warn where it saves models: 3.15.1 does for any Dense."""
-    ignored = "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
-    for item in items:
-        if item.nodeid.startswith(_SAVING):
-            item.add_marker(pytest.mark.filterwarnings(ignored))
+    """Choose and order the tests of the lane."""
     if lane := config.getoption("--lane"):
         kinds = lane_table.LANES[lane]
         of_others = [item for item in items if lane_table.kind_of(item.nodeid, old=_is_old(item)) not in kinds]

@@ -6,14 +6,13 @@ The tests do not look at what it measures. What a page states of a benchmark bes
 import importlib
 import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import python_process
 import tensorflow as tf
 
 import tfmp
@@ -118,7 +117,7 @@ def test_every_benchmark_is_run() -> None:
 def test_tfmp_is_not_imported_before_its_import_is_measured() -> None:
     # The processes that measure the import load the module of the benchmark again.
     code = "import sys, benchmarks.start_cost; sys.exit('tfmp' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=_ROOT, check=False).returncode == 0
+    assert python_process.run("-c", code).returncode == 0
 
 
 def test_recording_of_digits_can_be_repeated() -> None:

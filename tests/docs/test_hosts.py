@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from kerases import kinds
 
 import tfmp
 
@@ -18,15 +19,9 @@ _HOSTS = ("TF1", "Keras 2", "Keras legacy", "Keras 3", "GradScaler")
 def _objects() -> Iterator[tuple[str, Any]]:
     yield "TF1", tfmp.LossScaleOptimizer(tf.compat.v1.train.AdamOptimizer(), 8)
     yield "GradScaler", tfmp.GradScaler()
-    for package in ("keras", "tf_keras"):
-        try:
-            keras: Any = __import__(package)
-        except ModuleNotFoundError:
-            continue
-        is_keras_3 = keras.__version__.startswith("3.")
-        yield "Keras 3" if is_keras_3 else "Keras 2", tfmp.LossScaleOptimizer(keras.optimizers.Adam())
-        if not is_keras_3:
-            yield "Keras legacy", tfmp.LossScaleOptimizer(keras.optimizers.legacy.Adam())
+    for kind, (_, optimizers) in kinds().items():
+        host = "Keras legacy" if kind.endswith("legacy") else "Keras 3" if kind == "keras3" else "Keras 2"
+        yield host, tfmp.LossScaleOptimizer(optimizers.Adam())
 
 
 _OBJECTS = dict(_objects())

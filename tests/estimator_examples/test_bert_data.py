@@ -16,11 +16,6 @@ from estimator_examples.bert.pretraining_data import CLS_ID, MASK_ID, SEP_ID, SP
 LIMITS = pretraining_data.Limits(seq_length=32, max_predictions=5, vocab_size=1000)
 
 
-def _write(path: pathlib.Path, sentences: range) -> str:
-    path.write_text(" ".join(f"Sentence {i} is here." for i in sentences), encoding="utf-8-sig")
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -53,8 +48,10 @@ def test_files_become_documents_of_different_sentences(tmp_path: pathlib.Path) -
     manual = corpus.read_documents([])
     assert len(manual) > 50
     assert any("Assert statements are a convenient way" in sentence for each in manual for sentence in each)
-    first, second = _write(tmp_path / "first.txt", range(120)), _write(tmp_path / "second.txt", range(100, 200))
-    documents = corpus.read_documents([first, second])
+    for name, numbers in (("first", range(120)), ("second", range(100, 200))):
+        text = " ".join(f"Sentence {i} is here." for i in numbers)
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    documents = corpus.read_documents([str(tmp_path / "first"), str(tmp_path / "second")])
     kept = list(itertools.chain.from_iterable(documents))
     # A repeated sentence is kept once, and a byte order mark is not part of the text.
     assert kept == [f"Sentence {i} is here." for i in range(200)]

@@ -83,28 +83,19 @@ def test_a_high_loss_scale_overflows_in_float16_only() -> None:
         assert all(np.isfinite(value).all() for value in _computed(precision).high) == finite
 
 
-def _logits_after(session: tf1.Session, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the word logits before and after a change of segment and word at a position of the first example.
-
-    Padding keeps its id, so that only its segment changes.
-    """
-    batch = _batch()
-    ids = tf1.placeholder(tf.int32, [3, 16])
-    segments = tf1.placeholder(tf.int32, [3, 16])
-    outputs = modeling.bert({**_features(batch), "input_ids": ids, "segment_ids": segments}, CONFIG)
-    session.run(tf1.global_variables_initializer())
-    changed = {name: batch[name].copy() for name in ("input_ids", "segment_ids")}
-    changed["segment_ids"][0, position] ^= 1
-    if batch["input_ids"][0, position]:
-        changed["input_ids"][0, position] = 7
-    feeds = [{ids: values["input_ids"], segments: values["segment_ids"]} for values in (batch, changed)]
-    before, after = (session.run(outputs.word_logits, feed) for feed in feeds)
-    return before, after
-
-
 @pytest.mark.parametrize(("position", "seen"), [(14, False), (10, True)], ids=["padding", "word"])
 def test_every_word_sees_the_others_of_its_example_only(position: int, seen: bool, session: tf1.Session) -> None:
-    before, after = _logits_after(session, position)
+    batch = _batch()
+    fed = {name: tf1.placeholder(tf.int32, [3, 16]) for name in ("input_ids", "segment_ids")}
+    logits = modeling.bert({**_features(batch), **fed}, CONFIG).word_logits
+    session.run(tf1.global_variables_initializer())
+    changed = {name: batch[name].copy() for name in fed}
+    changed["segment_ids"][0, position] ^= 1
+    # Padding keeps its id, so that only its segment changes.
+    if batch["input_ids"][0, position]:
+        changed["input_ids"][0, position] = 7
+    feeds = [{fed[name]: values[name] for name in fed} for values in (batch, changed)]
+    before, after = (session.run(logits, feed) for feed in feeds)
     assert before.dtype == np.float32
     # One row for each masked word.
     assert before.shape == (6, 50)

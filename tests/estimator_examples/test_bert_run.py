@@ -1,25 +1,32 @@
-"""Whole runs of the BERT example: what the README says of them."""
+"""Whole runs of the BERT example, of one process and of two workers: what the README says of them."""
 
 import contextlib
 import csv
 import io
 import json
 import logging
+import math
 import pathlib
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import example_processes
 import numpy as np
 import pytest
+import python_process
+import replica_processes
 import tensorflow as tf
 
 pytest.importorskip("tokenizers")
 
+import bert_variables
+
 from estimator_examples.bert import check_precision, run_pretraining
 
+REPOSITORY = pathlib.Path(__file__).parents[2]
 SMALL = (
     "--vocab_size=300 --hidden_size=32 --num_layers=1 --num_heads=2 --seq_length=32 --batch_size=8 "
     "--dupe_factor=2 --log_every=5 --num_warmup_steps=2 --learning_rate=3e-3"
@@ -74,7 +81,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def trained(tmp_path_factory: pytest.TempPathFactory, text: pathlib.Path) -> tuple[pathlib.Path, str]:
     model_dir = tmp_path_factory.mktemp("dynamic")
     # The run is in a separate process, as a user runs it.
-    done = example_processes.run("bert.run_pretraining", *_arguments(model_dir, f"--input {text} --num_train_steps=60"))
+    arguments = _arguments(model_dir, f"--input {text} --num_train_steps=60")
+    done = python_process.run("-m", "estimator_examples.bert.run_pretraining", *arguments)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return model_dir, done.stdout
@@ -210,3 +218,48 @@ def test_without_estimator_the_tensorflow_to_install_is_named(tmp_path: pathlib.
     assert done.status == 2
     assert "needs tf.estimator" in done.errors
     assert "TensorFlow 2.15 is the last that does" in done.errors
+
+
+def _command_of_readme(kind: str, directory: pathlib.Path, text: pathlib.Path) -> list[str]:
+    """Return the README's command, with a small model and text, and changed so that it prints the variables."""
+    readme = (REPOSITORY / "estimator_examples" / "README.md").read_text(encoding="utf-8")
+    [line] = [line for line in readme.splitlines() if f"run_pretraining --distribute {kind}" in line]
+    before, options = line.split("python -m estimator_examples.bert.run_pretraining")
+    options += f" --input={text} {SMALL} --dupe_factor=1 --num_train_steps=8"
+    program = [sys.executable, bert_variables.__file__, *shlex.split(options), f"--model_dir={directory / 'model'}"]
+    return replica_processes.under_horovod(program) if before.split() == ["horovodrun", "-np", "2"] else program
+
+
+def _check_workers(finished: replica_processes.Finished, model_dir: pathlib.Path) -> None:
+    assert set(finished.codes) == {0}, str(finished)
+    first, second = (state for states in finished.states("variables") for state in states)
+    assert first == second
+    assert {"loss_scale", "global_step"} <= {name.partition("/")[0] for name in first}
+    summary = json.loads((model_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps_applied"] == 8
+    # The loss scale starts at 2**32, so the first steps overflow.
+    assert summary["steps_skipped"] > 10
+    assert math.isfinite(summary["mlm_loss_end"] + summary["nsp_loss_end"] + summary["evaluation"]["MLM loss"])
+    assert {path.name for path in (model_dir / "worker_1").iterdir()} == {"data", "settings.json"}
+    # Only one worker has printed.
+    assert "\n".join(finished.logs).count("training and") == 1
+
+
+@pytest.mark.estimator
+@pytest.mark.horovod
+def test_two_workers_of_horovod_end_with_equal_variables_of_gradients_sent_in_float16(
+    tmp_path: pathlib.Path, text: pathlib.Path
+) -> None:
+    # In their own type they are sent by the other test's workers, and by those of `tests/optimizers`.
+    command = [*_command_of_readme("horovod", tmp_path, text), "--aggregation_dtype=float16"]
+    _check_workers(replica_processes.run(command, tmp_path, 120), tmp_path / "model")
+
+
+@pytest.mark.estimator
+def test_two_workers_of_tf_config_end_with_equal_variables_and_resume(
+    tmp_path: pathlib.Path, text: pathlib.Path
+) -> None:
+    command = _command_of_readme("tf_config", tmp_path, text)
+    first = replica_processes.run([*command, "--num_train_steps=4"], tmp_path, 120, replica_processes.two_workers())
+    assert first.codes == [0, 0], str(first)
+    _check_workers(replica_processes.run(command, tmp_path, 120, replica_processes.two_workers()), tmp_path / "model")

@@ -4,10 +4,10 @@ import json
 import pathlib
 import re
 
-import example_processes
 import keras
 import numpy as np
 import pytest
+import python_process
 import tensorflow as tf
 
 from estimator_examples import digits_session
@@ -22,7 +22,7 @@ def _printed(name: str, *options: str) -> str:
     """Return what an example prints in a process of its own, in which it may configure devices."""
     pytest.importorskip("sklearn")
     # On some CPUs, oneDNN computes a float16 layer 200 times slower than TensorFlow's own kernels do.
-    done = example_processes.run(name, *options, TF_ENABLE_ONEDNN_OPTS="0")
+    done = python_process.run("-m", f"estimator_examples.{name}", *options, TF_ENABLE_ONEDNN_OPTS="0")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,9 +1,8 @@
-"""What all examples have in common: the packages that they name, the doctests, and the files that git ignores."""
+"""What all examples have in common: the packages that they name, and the doctests."""
 
 import doctest
 import importlib
 import importlib.util
-import pathlib
 import sys
 from importlib.machinery import ModuleSpec
 
@@ -11,13 +10,7 @@ import pytest
 
 from estimator_examples.bert import run_pretraining
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 EXTRA = "install tfmp with its extra, e.g. `pip install '.[examples]'` from the clone"
-
-
-def _main(name: str, *arguments: str) -> int:
-    status: int = importlib.import_module(f"estimator_examples.{name}").main(arguments)
-    return status
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,7 @@ def test_without_a_package_the_extra_that_brings_it_is_named(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    assert _main(name) == 2
+    assert importlib.import_module(f"estimator_examples.{name}").main([]) == 2
     assert EXTRA in capsys.readouterr().err
 
 

@@ -204,6 +204,26 @@ def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings
     return model
 
 
+def composed(
+    keras: ModuleType, call: Callable[[Any, Any], Any], base: str = "Layer", settings: Any = None, **parts: Any
+) -> Any:
+    """Make a layer, or a model, with parts as its attributes; its `call` is a function of it and of the input.
+
+    `settings` are what the constructor of the layer or model takes.
+    """
+
+    class Composed(keras.Model if base == "Model" else keras.layers.Layer):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__(**settings or {})
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def call(self, x: Any) -> Any:
+            return tf.autograph.experimental.do_not_convert(call)(self, x)
+
+    return Composed()
+
+
 class Halving(tfmp.LossScaleManager):
     """A manager that a user wrote, as scripts for tf.contrib do. It declares no lower bound for its scale."""
 

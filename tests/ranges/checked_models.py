@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from kerases import composed
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 
@@ -14,6 +16,11 @@ import tfmp
 def check(model: Any, loss_fn: Any, batches: Any, **settings: Any) -> tfmp.ranges.PrecisionReport:
     """Check a model and show no progress."""
     return tfmp.check_precision(model, loss_fn, batches, **{"progress": False} | settings)
+
+
+def names(report: tfmp.ranges.PrecisionReport) -> list[str]:
+    """Return the names of the layers of a report."""
+    return [layer.name for layer in report.layers]
 
 
 def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -53,26 +60,6 @@ def stateful_model(keras: ModuleType, policy: str = "float32") -> Any:
     return called(keras.Sequential([keras.Input([4]), *layers], name="net"))
 
 
-def composed(
-    keras: ModuleType, call: Callable[[Any, Any], Any], base: str = "Layer", settings: Any = None, **parts: Any
-) -> Any:
-    """Make a layer, or a model, with parts as its attributes; its `call` is a function of it and of the input.
-
-    `settings` are what the constructor of the layer or model takes.
-    """
-
-    class Composed(keras.Model if base == "Model" else keras.layers.Layer):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__(**settings or {})
-            for name, part in parts.items():
-                setattr(self, name, part)
-
-        def call(self, x: Any) -> Any:
-            return tf.autograph.experimental.do_not_convert(call)(self, x)
-
-    return Composed()
-
-
 def overflowing_within(keras: ModuleType, name: str) -> Any:
     """Make a layer that returns what it takes, and on the way computes a number beyond 65504."""
     return composed(keras, lambda _, x: (x * 300.0) * 300.0 / 90000.0, settings={"name": name})
@@ -96,10 +83,9 @@ def counted(*arrays: Any) -> tfmp.ranges.RangeHistogram:
 
 def gradients(model: Any, loss: Callable[[], tf.Tensor], scale: float = 1.0) -> list[Any]:
     """Return the gradients of a loss, multiplied by a scale, for the trained variables of a model."""
-    variables = [each if isinstance(each, tf.Variable) else each.value for each in model.trainable_variables]
     with tf.GradientTape() as tape:
         scaled = tf.cast(loss(), tf.float32) * scale
-    return list(tape.gradient(scaled, variables))
+    return list(tape.gradient(scaled, [*map(of_tensorflow, model.trainable_variables)]))
 
 
 def state(model: Any) -> dict[str, Any]:

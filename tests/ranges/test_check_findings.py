@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_models import check, composed, data, dense_model, overflowing_within, with_given_weights
-from kerases import for_every_keras
+from checked_models import check, data, dense_model, overflowing_within, with_given_weights
+from kerases import composed, for_every_keras
 
 import tfmp
 

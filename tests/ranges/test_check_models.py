@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_models import check, composed, data, dense_model, gradients, mse, state, stateful_model, with_given_weights
-from kerases import for_every_keras
+from checked_models import check, data, dense_model, gradients, mse, names, state, stateful_model, with_given_weights
+from kerases import composed, for_every_keras
 
 import tfmp
 
 _histogram = tfmp.ranges.RangeHistogram.of
-
-
-def _names(report: tfmp.ranges.PrecisionReport) -> list[str]:
-    return [layer.name for layer in report.layers]
 
 
 @for_every_keras()
@@ -31,8 +27,8 @@ def test_shared_layer_counts_all_its_calls_and_equal_names_are_told_apart(keras:
     model = with_given_weights(keras.Model(again, keras.layers.Dense(1, name="head")(outer(again)), name="model"))
     x, y = data()
     report = check(model, "mse", [(x, y)])
-    assert sorted(_names(report)) == ["head", "outer/left/same", "outer/right/same", "shared", "sum"]
-    assert _names(report)[-2:] == ["sum", "head"]
+    assert sorted(names(report)) == ["head", "outer/left/same", "outer/right/same", "shared", "sum"]
+    assert names(report)[-2:] == ["sum", "head"]
     assert report["shared"].activations == _histogram(*(shared(side(x)) for side in sides))
     assert report["outer/left/same"].activations == _histogram(sides[0](x))
     assert report["shared"].weights.total == 4 * 4 + 4
@@ -66,7 +62,7 @@ def test_subclassed_model_is_seen_through_its_layers_and_its_own_weights(keras: 
     model(ids)
     with_given_weights(model)
     report = check(model, "mse", [(ids, y)])
-    assert {"embed", "attend", "norm", "lstm", "head", "net"} <= set(_names(report))
+    assert {"embed", "attend", "norm", "lstm", "head", "net"} <= set(names(report))
     assert report["embed"].activations == _histogram(model.embed(ids))
     assert report["net"].activations == _histogram(model(ids))
     assert report["net"].weights == _histogram(tf.convert_to_tensor(model.shift))

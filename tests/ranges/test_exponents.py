@@ -7,8 +7,6 @@ import pytest
 import tensorflow as tf
 from checked_models import counted
 from gradient_forms import MODES, in_every_mode, of_every_type
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tfmp.ranges import exponent_counts
 from tfmp.ranges.exponents import LOWEST_EXPONENT, NUM_COUNTS, OTHER_COUNTS
@@ -95,7 +93,7 @@ def test_every_column_equals_numpys_in_a_graph(dtype: tf.DType, session: tf.comp
 def test_single_subnormal_number_is_told_from_zeros(dtype: tf.DType, sign: int) -> None:
     smallest, least_normal = {tf.float32: (-149, -126), tf.float64: (-1074, -1022)}[dtype]
     for number in (2.0**smallest, 2.0**least_normal - 2.0**smallest):
-        for values in ([sign * number], [sign * number, sign * 0.0, 1.0]):
+        for values in ([sign * number], [sign * number, sign * 0.0, 1.0], [-sign * 0.0, sign * number]):
             array = np.array(values).astype(dtype.as_numpy_dtype)
             assert exponent_counts([tf.constant(array)]).numpy().tolist() == [counted(array).row.tolist()]
 
@@ -108,20 +106,6 @@ def test_columns_after_the_exponents_are_named_and_more_values_counted_than_floa
     assert int(counts[0, -LOWEST_EXPONENT]) == 2**24 + 1
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
-@of_every_type
-def test_shape_may_be_unknown_while_a_function_is_traced(dtype: tf.DType, jit_compile: bool) -> None:
-    @tf.function(input_signature=[[tf.TensorSpec(None, dtype)]], jit_compile=jit_compile)
-    def count(tensors: list[tf.Tensor]) -> tf.Tensor:
-        counts = exponent_counts(tensors)
-        assert counts.shape.as_list() == [1, NUM_COUNTS]
-        return counts
-
-    # XLA compiles a function once for each shape.
-    for array in [*_arrays(dtype)[:1], *_arrays(dtype)[-2:]]:
-        assert count([tf.constant(array)]).numpy().tolist() == [counted(array).row.tolist()]
-
-
 @pytest.mark.graph
 @pytest.mark.parametrize("dtype", [tf.int32, tf.uint8, tf.bool, tf.complex64], ids=lambda dtype: dtype.name)
 def test_other_types_are_refused(dtype: tf.DType) -> None:
@@ -129,27 +113,3 @@ def test_other_types_are_refused(dtype: tf.DType) -> None:
     for tensor in (tf.zeros([2], dtype), tf.IndexedSlices(tf.zeros([1, 2], dtype), tf.constant([0]))):
         with pytest.raises(TypeError, match=message):
             exponent_counts([tf.constant(1.0), tensor])
-
-
-#: Bits of float32: any, and those of special values with more or less of the mantissa set.
-_FLOAT32_BITS = st.one_of(
-    st.integers(0, 2**32 - 1),
-    st.integers(0, 2**23 + 2),
-    st.integers(2**31, 2**31 + 2**23 + 2),
-    st.sampled_from([0, 2**31, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F800001, 0x7FC00000, 0x00800000, 0x007FFFFF]),
-)
-
-
-@in_every_mode
-def test_any_bits_of_float32_are_counted_as_numpy_does(mode: str) -> None:
-    count = MODES[mode](lambda values: exponent_counts([values]))
-    # One shape, so that a function is traced once.
-    size = 16
-
-    @settings(max_examples=100)
-    @given(st.lists(_FLOAT32_BITS, min_size=size, max_size=size))
-    def counts_alike(bits: list[int]) -> None:
-        array = np.array(bits, np.uint32).view(np.float32)
-        assert count(tf.constant(array)).numpy().tolist() == [counted(array).row.tolist()]
-
-    counts_alike()

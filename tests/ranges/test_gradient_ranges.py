@@ -108,11 +108,8 @@ def test_training_is_the_same_with_requests_as_without(host: str) -> None:
 
 
 def test_gradients_that_the_user_unscaled_are_recorded_unscaled() -> None:
-    scaler, optimizer, weight = (
-        tfmp.GradScaler(1024),
-        tf.compat.v1.train.GradientDescentOptimizer(0.5),
-        tf.Variable([1.0, 2.0]),
-    )
+    scaler, optimizer = tfmp.GradScaler(1024), tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    weight = tf.Variable([1.0, 2.0])
     ranges = scaler.record_gradient_ranges()
     ranges.request()
     with tf.GradientTape() as tape:

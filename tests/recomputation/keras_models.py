@@ -87,11 +87,6 @@ def names(variables: Any) -> list[str]:
     return [re.sub(r"_\d+/", "/", getattr(variable, "path", variable.name)) for variable in variables]
 
 
-def raw(variables: Any) -> list[Any]:
-    """Return the variables as TensorFlow's tapes know them."""
-    return [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-
-
 def assert_close(found: Any, expected: Any, tolerance: float) -> None:
     """Compare arrays, with a tolerance relative to the largest value of each."""
     for pair in zip(found, expected, strict=True):

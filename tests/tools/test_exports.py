@@ -5,13 +5,12 @@ import functools
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import python_process
 
 from benchmarks.harness import keras_contenders
 
@@ -45,8 +44,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def _run(kind: str, folder: Path, *options: str) -> tuple[int, str]:
-    command = [sys.executable, str(folder / "run.py"), *_KINDS[kind][1].split(), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python_process.run(str(folder / "run.py"), *_KINDS[kind][1].split(), *options)
     return done.returncode, done.stdout + done.stderr * (done.returncode > 1)
 
 

@@ -1,11 +1,10 @@
 """The command that tries mutants: which changes it makes, and what it says of those that no test notices."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import python_process
 
 pytest.importorskip("mutmut", reason="needs mutmut, which the tox environment tf221 has")
 
@@ -87,15 +86,8 @@ def test_doubled():
 def test_the_command_names_the_mutants_that_no_test_notices(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(_MODULE)
     (tmp_path / "test_module.py").write_text(_TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.mutation", "module.py", "test_module.py", "--processes=1"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{_ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = ["-m", "tools.mutation", "module.py", "test_module.py", "--processes=1"]
+    done = python_process.run(*command, directory=tmp_path, PYTHONPATH=f"{_ROOT}{os.pathsep}{tmp_path}")
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-4:] == [
         "survived: module.py:10 Scale.doubled: 2  ->  3",

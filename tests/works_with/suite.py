@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tensorflow as tf
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 from benchmarks.legacy_optimizers import is_installed, load
@@ -128,11 +129,6 @@ def scaled(opt: Any) -> Any:
     return tfmp.LossScaleOptimizer(opt, initial_scale=SCALE)
 
 
-def in_keras_own_wrapper(keras: ModuleType, opt: Any) -> Any:
-    """Return an optimizer in the wrapper of its own Keras."""
-    return keras.mixed_precision.LossScaleOptimizer(opt, initial_scale=SCALE)
-
-
 def fit(subject: Subject, model: Any, opt: Any) -> np.ndarray:
     """Train a model by Keras, and return the losses."""
     model.compile(opt, **subject.compile_with)
@@ -178,11 +174,6 @@ def assert_equal(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> None:
         np.testing.assert_array_equal(first, second)
 
 
-def raw(variables: Sequence[Any]) -> list[Any]:
-    """Return the variables as TensorFlow's tapes know them."""
-    return [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-
-
 class Loop:
     """A training loop as the documentation of Keras' own wrapper has it; `factor` is what a loss is multiplied by."""
 
@@ -199,7 +190,7 @@ class Loop:
             with tf.GradientTape() as tape:
                 loss = subject.loss(model, batch) * factor
                 value = opt.get_scaled_loss(loss / replicas)
-            grads = opt.get_unscaled_gradients(tape.gradient(value, raw(variables)))
+            grads = opt.get_unscaled_gradients(tape.gradient(value, [*map(of_tensorflow, variables)]))
             opt.apply_gradients(zip(grads, variables, strict=True))
             return loss
 
@@ -226,7 +217,9 @@ class Loop:
             kept = [*trained, *slots, inner.iterations]
         else:
             kept = [*trained, *inner.variables]
-        return [each.numpy() for variable in raw(kept) for each in getattr(variable, "values", [variable])]
+        return [
+            each.numpy() for variable in map(of_tensorflow, kept) for each in getattr(variable, "values", [variable])
+        ]
 
     @property
     def counts(self) -> tuple[int, int, float]:
@@ -252,7 +245,8 @@ class Suite:
     def test_losses_are_those_of_keras_own_wrapper(self, model: str) -> None:
         subject = self.subject(model)
         make = subject.in_keras_wrapper or subject.optimizer
-        expected = fit(subject, subject.at("O2"), in_keras_own_wrapper(subject.keras, make()))
+        wrapper = subject.keras.mixed_precision.LossScaleOptimizer
+        expected = fit(subject, subject.at("O2"), wrapper(make(), initial_scale=SCALE))
         found = fit(subject, subject.at("O2"), scaled(make())) if subject.in_keras_wrapper else losses(subject, "O2")
         # Keras 3 compiles the step, in which the wrappers have other neighbours.
         assert farthest(found, expected) <= (1e-6 if subject.keras.__version__.startswith("3.") else 0)
@@ -309,7 +303,8 @@ class Suite:
             made = subject.recomputed(made) if recompute else made
             with tf.GradientTape() as tape:
                 loss = subject.loss(made, subject.batches[0])
-            grads = zip(made.trainable_variables, tape.gradient(loss, raw(made.trainable_variables)), strict=True)
+            variables = made.trainable_variables
+            grads = zip(variables, tape.gradient(loss, [*map(of_tensorflow, variables)]), strict=True)
             named = [(name_of(each), tf.convert_to_tensor(grad)) for each, grad in grads if grad is not None]
             # Blocks that are wrapped may have another place among the parts of a model.
             found.append(sorted(named, key=lambda pair: pair[0]))

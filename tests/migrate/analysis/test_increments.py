@@ -1,5 +1,7 @@
 """Increments of the step counter beside an optimizer: of which optimizers each of them counts a step twice."""
 
+import textwrap
+
 import pytest
 
 from tfmp.migrate.analysis.conditions import Conditions
@@ -44,10 +46,8 @@ _COUNT = "op = tf.group(op, [step.assign(step + 1)])"
 
 
 def _is_wrong(make: str, count: str, above: str = "") -> bool:
-    def indented(text: str) -> str:
-        return "\n".join(f"    {line}" for line in text.splitlines())
-
-    done = rewrite(_SCRIPT.format(above=above, make=indented(make), count=indented(count)))
+    make, count = (textwrap.indent(text, "    ") for text in (make, count))
+    done = rewrite(_SCRIPT.format(above=above, make=make, count=count))
     return any(one.rule == "R10" and one.level is Level.WRONG for one in done.findings)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.migrate.cli import scripts
 from tests.migrate.cli.scripts import write
@@ -177,34 +175,22 @@ def test_bytes_that_are_not_rewritten_stay(name: str, before: bytes, after: byte
     assert sys.getrecursionlimit() == limit
 
 
-_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
-_LINES = st.sampled_from(
-    [
-        *("", "\f", "   ", "x = 1  ", "if x:\n\ty = '''\r\n\t'''\n", "# \u00e9\f\u00fc", "z = 'a\\\nb'"),
-        *("def f(a,\tb):\treturn a", "\u00e9 = {1:2,}", "s = '\u2028'; t = 1;"),
-    ]
-)
+_ENDS = ["\n", "\r\n", "\r"]
+_LINES = [
+    *("", "\f", "   ", "x = 1  ", "if x:\n\ty = '''\r\n\t'''\n", "# \u00e9\f\u00fc", "z = 'a\\\nb'"),
+    *("def f(a,\tb):\treturn a", "\u00e9 = {1:2,}", "s = '\u2028'; t = 1;"),
+]
 
 
-@given(
-    lines=st.lists(st.tuples(_LINES, _ENDS), max_size=8),
-    place=st.integers(0, 8),
-    end=_ENDS,
-    last_end=st.sampled_from(["", "\n", "\r\n", "\r"]),
-    bom=st.booleans(),
-)
-@settings(max_examples=30)
-def test_untouched_lines_keep_their_bytes(
-    lines: list[tuple[str, str]], place: int, end: str, last_end: str, *, bom: bool
-) -> None:
-    written = [line + line_end for line, line_end in lines]
-    script = [line + end for line in scripts.SCRIPT.splitlines()]
-    before = "".join([*written[:place], *script, *written[place:], "last = 1", last_end])
-    text, encoding = files.decode((codecs.BOM_UTF8 if bom else b"") + before.encode())
-    after = files.encode(rewrite(text).text, encoding).decode("utf-8-sig")
-    added = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
-    assert len(added) == 1
-    assert after.replace(added[0], "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before
+@pytest.mark.parametrize("end", _ENDS)
+@pytest.mark.parametrize("end_of_script", _ENDS)
+def test_untouched_lines_keep_their_bytes(end_of_script: str, end: str) -> None:
+    script, others = scripts.SCRIPT.replace("\n", end_of_script), "".join(line + end for line in _LINES)
+    for before in (f"{others}{script}last = 1", f"{script}{others}", f"{others}{script}{others}last = 1{end}"):
+        text, encoding = files.decode(before.encode())
+        after = files.encode(rewrite(text).text, encoding).decode()
+        [added] = re.findall(r"import tfmp(?:\r\n|\r|\n)", after)
+        assert after.replace(added, "", 1).replace("tfmp.", "tf.contrib.mixed_precision.") == before
 
 
 def test_an_edited_file_keeps_its_permissions_and_of_a_link_the_target_is_edited() -> None:

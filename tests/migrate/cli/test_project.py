@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.migrate.cli.scripts import Run, write
+from tfmp.migrate.cli import workers
 
 _TF = "import tensorflow as tf\n"
 _MODEL = f"{_TF}\n\ndef train():\n    return tf.Session().run(tf.placeholder(tf.float32))\n"
@@ -125,12 +126,17 @@ def test_what_is_told_by_others_is_reported_with_all_that_is_done(run: Run) -> N
     assert "set_global_policy" in Path("alone.py").read_text()
 
 
-def test_many_processes_say_the_same(run: Run) -> None:
+def test_many_processes_say_the_same_in_the_order_of_the_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
     files = {"main": "from model import train\n" + _MAIN, "model": _IMPORTS + _MODEL, "layers": _LAYERS}
     folders = [f"p{number}" for number in range(40)]
     write({f"{folder}/{name}.py": text for folder in folders for name, text in files.items()})
-    found = run("--write", "--json", *folders).findings()
-    assert [one[:3] for one in found] == [(f"{folder}/main.py", 1, "fails") for folder in folders]
+    write({"p7/old.py": "import hccl\nprint 'x'\n"})
+    ran = run("--write", "--json", *folders)
+    assert [one[:3] for one in ran.findings()] == [(f"{folder}/main.py", 1, "fails") for folder in folders]
+    assert [file["path"] for file in json.loads(ran.out)["files"] if file["error"]] == ["p7/old.py"]
+    # Progress is for terminals.
+    assert ran.err == ""
     assert all(Path(f"{folder}/layers.py").read_text().startswith(_OLD) for folder in folders)
 
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from tfmp.migrate.edits.rewriting import rewrite
-
 _TESTS = Path(__file__).parents[1]
 
 
@@ -23,12 +21,6 @@ class RuleCase:
         self.before = parts["before"]
         self.after = parts.get("after", self.before)
         self.report = parts.get("report", "").splitlines()
-
-    def check(self, newline: str = "\n") -> None:
-        """Rewrite the script with the given line ends, and compare the text and the report with the expected ones."""
-        done = rewrite(self.before.replace("\n", newline))
-        assert done.text == self.after.replace("\n", newline)
-        assert [f"{one.line}: {one.rule}: {one.level.value}: {one.text}" for one in done.findings] == self.report
 
 
 def cases(folder: str = "**") -> dict[str, RuleCase]:

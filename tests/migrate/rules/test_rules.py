@@ -16,8 +16,10 @@ _each_case = pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 
 @_each_case
 def test_a_script_becomes_what_the_case_says_with_its_own_line_ends(case: RuleCase) -> None:
-    case.check()
-    case.check(newline="\r\n")
+    for newline in ("\n", "\r\n"):
+        done = rewrite(case.before.replace("\n", newline))
+        assert done.text == case.after.replace("\n", newline)
+        assert [f"{one.line}: {one.rule}: {one.level.value}: {one.text}" for one in done.findings] == case.report
 
 
 @_each_case

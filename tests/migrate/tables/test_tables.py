@@ -3,13 +3,12 @@
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
+import python_process
 import tensorflow as tf
 
 import tfmp.npu
@@ -24,7 +23,7 @@ from tfmp.migrate.tables.python_names import missing_part, replacement
 @pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="the table is of TensorFlow 2.15")
 def test_the_tables_are_what_tensorflow_has(tmp_path: Path) -> None:
     # In a process of its own: what other tests imported changes what TensorFlow's lazy modules list.
-    subprocess.run([sys.executable, "-m", "tools.api_names", str(tmp_path)], check=True, capture_output=True)
+    assert python_process.run("-m", "tools.api_names", str(tmp_path)).returncode == 0
     for name in ("api_names.txt", "python_names.txt"):
         assert Path(api_names.__file__).with_name(name).read_text() == tmp_path.joinpath(name).read_text()
 

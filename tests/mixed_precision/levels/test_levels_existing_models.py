@@ -30,7 +30,6 @@ from tfmp.any_keras.which import is_keras2
 
 __all__ = ["global_policy"]
 
-
 _X, _Y = CASES["sequential"].batch, np.ones([4, 2], np.float32)
 
 

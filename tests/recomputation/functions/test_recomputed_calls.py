@@ -1,4 +1,4 @@
-"""Calls of recomputed functions: what is kept and computed when, what is traced, and variables of `get_variable`."""
+"""Calls of recomputed functions: what is kept and computed when, and what is traced."""
 
 import inspect
 from collections.abc import Callable
@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from graph_ops import needed_for, ops_of_a_gradient, read_for
+from keras_models import plain
 
 import tfmp
 
 tf1 = tf.compat.v1
 
 _X = np.random.default_rng(1).normal(size=[3, 4]).astype(np.float32)
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 def test_eager_code_keeps_no_activation() -> None:
@@ -38,7 +35,7 @@ def test_eager_code_keeps_no_activation() -> None:
         assert tape.gradient(y, x) is not None
         return made
 
-    assert (made_until_the_gradients(_plain), made_until_the_gradients(tfmp.recompute)) == (1, 0)
+    assert (made_until_the_gradients(plain), made_until_the_gradients(tfmp.recompute)) == (1, 0)
 
 
 @pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.graph)], ids=["function", "graph"])
@@ -95,17 +92,6 @@ def test_each_gradient_waits_until_the_second_run_has_read_all_variables(in_grap
         tf.function(lambda: assert_waiting(*factors)).get_concrete_function()
 
 
-@pytest.mark.parametrize("way", [_plain, tf.function], ids=["eager", "function"])
-def test_results_that_depend_on_nothing_have_no_gradients(way: Any) -> None:
-    def gradient(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tfmp.recompute(lambda x: tf.constant(1.0))(x)
-        return tape.gradient(y, x)
-
-    assert way(gradient)(tf.constant(1.0)) is None
-
-
 def test_first_run_rounds_as_eager_code_does_and_later_functions_are_optimized() -> None:
     def scaled(x: tf.Tensor) -> tf.Tensor:
         # TensorFlow multiplies the numbers first where it optimizes a graph.
@@ -135,22 +121,7 @@ def test_function_without_floating_results_is_called_once() -> None:
     assert int(tfmp.recompute(lambda x: tf.cast(x, tf.int32))(tf.constant(3.7))) == 3
 
 
-def test_autograph_converts_both_runs() -> None:
-    @tfmp.recompute
-    def block(x: tf.Tensor) -> tf.Tensor:
-        if tf.reduce_sum(x) > 0:
-            x = x**2
-        return x
-
-    @tf.function
-    def gradient(x: tf.Tensor) -> tf.Tensor:
-        return tf.gradients(block(x), x)[0]
-
-    assert [float(gradient(tf.constant(value))) for value in (3.0, -3.0)] == [6, 1]
-    assert float(block(tf.constant(3.0))) == 9
-
-
-@pytest.mark.parametrize("way", [_plain, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("way", [plain, tf.function], ids=["eager", "function"])
 def test_block_may_make_its_variables_in_its_first_call(way: Any) -> None:
     class Lazy:
         w: tf.Variable | None = None
@@ -200,130 +171,3 @@ def test_function_is_traced_once_for_each_kind_of_call_without_a_tape() -> None:
     block(tf.ones([2, 2]), flag=1)
     block(tf.ones([2]))
     assert traced == [2, 2, 2, 1]
-
-
-Block = Callable[[tf.Tensor], tf.Tensor]
-Build = Callable[[Callable[[Block], Block], tf.Tensor], list[tf.Tensor]]
-
-
-def _dense(x: tf.Tensor, use_resource: bool | None = None) -> tf.Tensor:
-    with tf1.variable_scope(None, default_name="dense"):
-        kernel = tf1.get_variable(
-            "kernel", [4, 4], initializer=tf1.glorot_uniform_initializer(seed=1), use_resource=use_resource
-        )
-        bias = tf1.get_variable("bias", [4], initializer=tf1.ones_initializer(), use_resource=use_resource)
-    return tf.tanh(x @ kernel + bias)
-
-
-def _numbers(build: Build, wrap: Callable[[Block], Block]) -> list[np.ndarray]:
-    """Build a graph with what `wrap` makes of its blocks, and compute the tensors that `build` returns."""
-    with tf.Graph().as_default(), tf1.Session() as session:
-        fetched = [tf.convert_to_tensor(each) for each in build(wrap, tf.constant(_X))]
-        session.run(tf1.global_variables_initializer())
-        return session.run(fetched)
-
-
-def _assert_same(build: Build, rtol: float = 1e-6) -> None:
-    plain, again = _numbers(build, lambda block: block), _numbers(build, tfmp.recompute)
-    assert len(plain) == len(again) > 1
-    for each, other in zip(plain, again, strict=True):
-        np.testing.assert_allclose(other, each, rtol, atol=rtol / 10)
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("use_resource", [False, True])
-def test_second_run_gets_the_variables_of_the_first_in_their_order(use_resource: bool) -> None:
-    def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
-        block = wrap(lambda x: _dense(x, use_resource))
-        with tf1.variable_scope("net"):
-            y = block(block(x))
-        names = [f"net/{layer}/{name}" for layer in ("dense", "dense_1") for name in ("kernel", "bias")]
-        assert [v.op.name for v in tf1.trainable_variables()] == names
-        grads = tf.gradients(tf.reduce_sum(y**2), [x, *tf1.trainable_variables()])
-        assert len(tf1.trainable_variables()) == 4
-        return [y, *grads]
-
-    _assert_same(build)
-
-
-@pytest.mark.graph
-def test_functions_that_make_their_variables_call_each_other() -> None:
-    def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
-        inner = wrap(_dense)
-        y = wrap(lambda x: inner(_dense(inner(x))))(x)
-        return [y, *tf.gradients(tf.gather(y, [0, 0, 2]), [x, *tf1.trainable_variables()])]
-
-    _assert_same(build)
-
-
-@pytest.mark.graph
-def test_float32_storage_keeps_its_variables() -> None:
-    def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
-        def block(x: tf.Tensor) -> tf.Tensor:
-            with tf1.variable_scope("half", dtype=tf.float16, custom_getter=tfmp.float32_variable_storage_getter):
-                w = tf1.get_variable("w", [4], initializer=tf1.ones_initializer())
-            assert w.dtype == tf.float16
-            return tf.cast(tf.cast(x, tf.float16) * w, tf.float32)
-
-        y = wrap(block)(x)
-        (w,) = tf1.trainable_variables()
-        assert w.dtype.base_dtype == tf.float32
-        return [y, *tf.gradients(y, [x, w])]
-
-    _assert_same(build)
-
-
-@pytest.mark.graph
-def test_custom_getter_of_the_scope_stays(session: tf1.Session) -> None:
-    asked = []
-
-    def getter(getter: Callable[..., tf.Variable], name: str, **kwargs: object) -> tf.Variable:
-        asked.append(name)
-        return getter(name, **kwargs)
-
-    with tf1.variable_scope("net", custom_getter=getter) as scope:
-        before = scope.custom_getter
-        y = tfmp.recompute(_dense)(tf.constant(_X))
-        assert scope.custom_getter is before
-    tf.gradients(y, tf1.trainable_variables())
-    assert asked == ["net/dense/kernel", "net/dense/bias"]
-    assert tf1.get_variable_scope().name == ""
-
-
-@pytest.mark.graph
-def test_second_run_adds_nothing_to_collections(session: tf1.Session) -> None:
-    def block(x: tf.Tensor) -> tf.Tensor:
-        w = tf1.get_variable("w", [4], regularizer=tf.nn.l2_loss)
-        moving = tf1.get_variable("moving", [], trainable=False)
-        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, tf1.assign(moving, tf.reduce_mean(x)))
-        tf1.losses.add_loss(tf.reduce_sum(x))
-        tf1.summary.scalar("mean", tf.reduce_mean(x))
-        return x * w
-
-    y = tfmp.recompute(block)(tf.constant(_X))
-    keys = ("update_ops", "losses", "regularization_losses", "summaries", "variables", "trainable_variables")
-    before = [len(tf1.get_collection(key)) for key in keys]
-    assert before == [1, 1, 1, 1, 2, 1]
-    tf.gradients(y, tf1.trainable_variables())
-    assert [len(tf1.get_collection(key)) for key in keys] == before
-
-
-@pytest.mark.graph
-@pytest.mark.skipif(not tf.__version__.startswith("2.15."), reason="tf.compat.v1.layers needs Keras 2.15")
-@pytest.mark.filterwarnings("ignore:`tf.layers.:UserWarning")
-def test_layers_of_tf1_are_recomputed() -> None:
-    def block(x: tf.Tensor) -> tf.Tensor:
-        hidden = tf1.layers.dense(x, 4, tf.nn.relu, kernel_initializer=tf1.glorot_uniform_initializer(seed=1))
-        return x + tf1.layers.batch_normalization(hidden, training=True)
-
-    def build(wrap: Callable[[Block], Block], x: tf.Tensor) -> list[tf.Tensor]:
-        y = wrap(block)(wrap(block)(x))
-        weights = tf1.trainable_variables()
-        assert [v.op.name for v in weights[4:6]] == ["dense_1/kernel", "dense_1/bias"]
-        grads = tf.gradients(tf.reduce_sum(y**2), weights)
-        # The mean and the variance of each block.
-        assert len(tf1.get_collection("update_ops")) == 4
-        return [y, *grads]
-
-    # The variance of a few numbers magnifies what is rounded.
-    _assert_same(build, rtol=1e-4)

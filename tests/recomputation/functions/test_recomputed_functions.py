@@ -9,17 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES
+from keras_models import Wrap, plain
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 
 tf1 = tf.compat.v1
-
-#: Makes a function recomputed, or leaves it as it is.
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 def _normal(*shape: int) -> np.ndarray:
@@ -101,6 +97,19 @@ def argument_without_influence(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     return wrap(lambda x, unused: x**3)(x, s.captured)
 
 
+def result_without_influence(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    return wrap(lambda x: tf.constant(1.0))(x)
+
+
+def conditional_of_autograph(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        if tf.reduce_sum(x) > 0:
+            x = x**2
+        return x
+
+    return wrap(block)(x), wrap(block)(-x)
+
+
 def penalty_of_the_input(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     def block(x: tf.Tensor) -> tf.Tensor:
         if not (tf.executing_eagerly() or tf.inside_function()):
@@ -132,18 +141,76 @@ def forward_mode(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
     return wrap(block)(x)
 
 
-#: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph.
-_ONCE_ONLY = (captured_in_a_conditional, control_flow_inside, in_a_loop)
+def _dense(x: tf.Tensor) -> tf.Tensor:
+    with tf1.variable_scope(None, default_name="dense"):
+        kernel = tf1.get_variable("kernel", [4, 4], initializer=tf1.glorot_uniform_initializer(seed=1))
+        bias = tf1.get_variable("bias", [4], initializer=tf1.ones_initializer())
+    return tf.tanh(x @ kernel + bias)
 
 
-def _in_tf2(program: Any, wrap: Wrap, compiled: Wrap) -> list[Any]:
+def variables_of_its_own_in_two_calls(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    block = wrap(_dense)
+    with tf1.variable_scope("net"):
+        y = block(block(x))
+    names = [f"net/{layer}/{name}" for layer in ("dense", "dense_1") for name in ("kernel", "bias")]
+    assert [v.op.name for v in tf1.trainable_variables()[2:]] == names
+    return y
+
+
+def variables_of_nested_functions(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    inner = wrap(_dense)
+    return tf.gather(wrap(lambda x: inner(_dense(inner(x))))(x), [0, 0, 2])
+
+
+def variables_stored_in_float32(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        with tf1.variable_scope("half", dtype=tf.float16, custom_getter=tfmp.float32_variable_storage_getter):
+            w = tf1.get_variable("w", [4], initializer=tf1.ones_initializer())
+        assert w.dtype == tf.float16
+        return tf.cast(tf.cast(x, tf.float16) * w, tf.float32)
+
+    y = wrap(block)(x)
+    assert tf1.trainable_variables()[-1].dtype.base_dtype == tf.float32
+    return y
+
+
+def collections_are_added_to(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        w = tf1.get_variable("own", initializer=tf.ones([4]), regularizer=tf.nn.l2_loss)
+        moving = tf1.get_variable("moving", [], trainable=False)
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, tf1.assign(moving, tf.reduce_mean(x)))
+        tf1.losses.add_loss(tf.reduce_sum(x))
+        tf1.summary.scalar("mean", tf.reduce_mean(x))
+        return x * w
+
+    return wrap(block)(x)
+
+
+def layers_of_tf1(s: Sources, wrap: Wrap, x: tf.Tensor) -> Any:
+    def block(x: tf.Tensor) -> tf.Tensor:
+        hidden = tf1.layers.dense(x, 4, tf.nn.relu, kernel_initializer=tf1.glorot_uniform_initializer(seed=1))
+        return x + tf1.layers.batch_normalization(hidden, training=True)
+
+    y = wrap(block)(wrap(block)(x))
+    assert [v.op.name for v in tf1.trainable_variables()[6:8]] == ["dense_1/kernel", "dense_1/bias"]
+    return y
+
+
+#: TensorFlow has no second derivatives of a custom gradient in a loop or conditional of a graph. The last has no first.
+_ONCE_ONLY = (
+    *(captured_in_a_conditional, control_flow_inside, in_a_loop, conditional_of_autograph),
+    result_without_influence,
+)
+
+
+def _in_tf2(program: Any, wrap: Wrap, compiled: Wrap, within: Wrap = plain) -> list[Any]:
     sources = _sources(lambda name, value, **settings: tf.Variable(value, **settings))
 
     def results(x: tf.Tensor) -> list[Any]:
         def first_derivatives() -> tuple[list[Any], list[Any]]:
             with tf.GradientTape() as tape:
                 tape.watch([x, *sources])
-                ys = tf.nest.flatten(program(sources, wrap, x))
+                ys = tf.nest.flatten(within(functools.partial(program, sources, wrap))(x))
             return ys, tape.gradient(ys, [x, *sources])
 
         if program in _ONCE_ONLY:
@@ -168,25 +235,33 @@ def _control_flow_for(program: Any) -> Iterator[None]:
         tf1.disable_control_flow_v2()
 
 
+#: What a second run must not add to.
+_COLLECTIONS = ("update_ops", "losses", "regularization_losses", "summaries", "variables", "trainable_variables")
+
+
 def _in_session(program: Any, wrap: Wrap, use_resource: bool) -> list[Any]:
     def make(name: str, value: Any, **settings: Any) -> tf.Variable:
-        return tf1.get_variable(name, initializer=value, use_resource=use_resource, **settings)
+        return tf1.get_variable(name, initializer=value, **settings)
 
-    with tf.Graph().as_default(), tf1.Session() as session, _control_flow_for(program):
+    with tf.Graph().as_default() as graph, tf1.Session() as session, _control_flow_for(program):
+        tf1.get_variable_scope().set_use_resource(use_resource)
         sources, x = _sources(make), tf.constant(_X)
         ys = tf.nest.flatten(program(sources, wrap, x))
-        grads = tf.gradients(ys, [x, *sources])
+        sizes = [len(graph.get_collection(key)) for key in _COLLECTIONS]
+        # Those that the program has made, too.
+        grads = tf.gradients(ys, [x, *sources, *tf1.trainable_variables()[2:]])
         second = [] if program in _ONCE_ONLY else tf.gradients(tf.convert_to_tensor(grads[0]) ** 2, x)
+        assert [len(graph.get_collection(key)) for key in _COLLECTIONS] == sizes
         session.run(tf1.global_variables_initializer())
         found = [None if each is None else tf.convert_to_tensor(each) for each in (*ys, *grads, *second)]
         fetched = iter(session.run([each for each in found if each is not None]))
-        return [None if each is None else next(fetched) for each in found]
+        return [sizes, *(None if each is None else next(fetched) for each in found)]
 
 
 _TF2: dict[str, Callable[..., list[Any]]] = {
-    "eager": functools.partial(_in_tf2, compiled=_plain),
-    "function": functools.partial(_in_tf2, compiled=tf.function),
-    "xla": functools.partial(_in_tf2, compiled=functools.partial(tf.function, jit_compile=True)),
+    **{mode: functools.partial(_in_tf2, compiled=compiled) for mode, compiled in MODES.items()},
+    # The tape is outside of the function, whose gradients are then computed by a function of their own.
+    "outside of function": functools.partial(_in_tf2, compiled=plain, within=tf.function),
 }
 _TF1: dict[str, Callable[..., list[Any]]] = {
     "graph": functools.partial(_in_session, use_resource=True),
@@ -196,14 +271,28 @@ _IN_EACH_WAY = [
     *(everything, captured_in_a_conditional, sparse_gradients_of_results, argument_without_influence),
     *(penalty_of_the_input, one_weight_in_two_calls, captured_beside_its_source),
 ]
+_WITH_GET_VARIABLE = [
+    *(variables_of_its_own_in_two_calls, variables_of_nested_functions, variables_stored_in_float32),
+    collections_are_added_to,
+]
 _CASES = [
-    *((program, way) for program in _IN_EACH_WAY for way in (*_TF2, *_TF1)),
+    *((program, way) for program in _IN_EACH_WAY for way in (*MODES, *_TF1)),
+    (everything, "outside of function"),
     *((control_flow_inside, way) for way in ("eager", "function", *_TF1)),
     *((in_a_loop, way) for way in ("eager", *_TF1)),
-    *((program, way) for program in (nested, penalty_of_the_variable, forward_mode) for way in _TF2),
+    *(
+        (program, way)
+        for program in (result_without_influence, conditional_of_autograph)
+        for way in ("eager", "function")
+    ),
+    *((program, way) for program in (nested, penalty_of_the_variable, forward_mode) for way in MODES),
+    *((program, way) for program in _WITH_GET_VARIABLE for way in _TF1),
+    # These layers need Keras 2.15.
+    *((layers_of_tf1, way) for way in _TF1 if tf.__version__.startswith("2.15.")),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:`tf.layers.:UserWarning")
 @pytest.mark.parametrize(
     ("program", "way"),
     [
@@ -213,7 +302,7 @@ _CASES = [
 )
 def test_values_and_both_derivatives_are_those_of_the_plain_function(program: Any, way: str) -> None:
     run = (_TF2 | _TF1)[way]
-    expected, found = run(program, _plain), run(program, tfmp.recompute)
+    expected, found = run(program, plain), run(program, tfmp.recompute)
     assert [type(each) for each in found] == [type(each) for each in expected]
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one is not None:
@@ -223,21 +312,7 @@ def test_values_and_both_derivatives_are_those_of_the_plain_function(program: An
             np.testing.assert_allclose(*arrays, rtol=0 if is_exact else 1e-4, atol=0 if is_exact else 1e-5)
 
 
-def test_gradients_of_a_function_are_those_of_the_plain_function_from_outside() -> None:
-    # The tape is outside of the function, whose gradients are then computed by a function of their own.
-    def gradients(wrap: Wrap) -> list[Any]:
-        sources, x = _sources(lambda name, value, **settings: tf.Variable(value, **settings)), tf.constant(_X)
-        function = tf.function(functools.partial(everything, sources, wrap))
-        with tf.GradientTape() as tape:
-            tape.watch([x, *sources])
-            ys = function(x)
-        return [tf.convert_to_tensor(each) for each in (*ys, *tape.gradient(ys, [x, *sources]))]
-
-    for one, other in zip(gradients(tfmp.recompute), gradients(_plain), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.parametrize("way", [_plain, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("way", [plain, tf.function], ids=["eager", "function"])
 def test_replicas_train_the_same_weights(two_replicas: tf.distribute.MirroredStrategy, way: Wrap) -> None:
     def trained(wrap: Wrap) -> np.ndarray:
         with two_replicas.scope():
@@ -256,7 +331,7 @@ def test_replicas_train_the_same_weights(two_replicas: tf.distribute.MirroredStr
             step()
         return w.numpy()
 
-    np.testing.assert_allclose(trained(tfmp.recompute), trained(_plain), rtol=1e-6)
+    np.testing.assert_allclose(trained(tfmp.recompute), trained(plain), rtol=1e-6)
 
 
 # What a function captures is found at each call, in eager code too.
@@ -302,5 +377,21 @@ def test_gradient_reaches_a_layer_of_keras_after_it(change: str) -> None:
         used[:] = [layer]
         layer.trainable = True
         y = recomputed(tf.ones([1, 2]))
-    kernel = layer.kernel if isinstance(layer.kernel, tf.Variable) else layer.kernel.value
-    assert tape.gradient(y, kernel).numpy().tolist() == [[1.0], [1.0]]
+    assert tape.gradient(y, of_tensorflow(layer.kernel)).numpy().tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.graph
+def test_custom_getter_of_the_scope_stays(session: tf1.Session) -> None:
+    asked = []
+
+    def getter(getter: Callable[..., tf.Variable], name: str, **kwargs: object) -> tf.Variable:
+        asked.append(name)
+        return getter(name, **kwargs)
+
+    with tf1.variable_scope("net", custom_getter=getter) as scope:
+        before = scope.custom_getter
+        y = tfmp.recompute(_dense)(tf.constant(_X))
+        assert scope.custom_getter is before
+    tf.gradients(y, tf1.trainable_variables())
+    assert asked == ["net/dense/kernel", "net/dense/bias"]
+    assert tf1.get_variable_scope().name == ""

@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradient_forms import MODES, in_every_mode
 from graph_ops import ops_of_a_gradient
-from keras_models import Wrap, assert_close, dense, dropout, is_keras3, plain, raw, stateful_block, values
+from keras_models import Wrap, assert_close, dense, dropout, is_keras3, plain, stateful_block, values
 from kerases import for_every_keras
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 
 _X = tf.constant(np.random.default_rng(1).normal(size=[3, 4]).astype(np.float32))
-
-_WAYS: dict[str, Callable[..., Any]] = {
-    "eager": lambda step: step,
-    "function": tf.function,
-    "xla": functools.partial(tf.function, jit_compile=True),
-}
-_ways = pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
 
 
 def _layer(keras: ModuleType, call: Callable[..., Any]) -> Any:
@@ -60,13 +55,13 @@ def _forward_mode(layer: Any, x: tf.Tensor) -> tf.Tensor:
     return y * accumulator.jvp(y)
 
 
-@_ways
+@in_every_mode
 @pytest.mark.parametrize("call", [_ordinary, _penalized, _forward_mode], ids=["own loop", "penalty", "forward mode"])
 @for_every_keras()
-def test_values_losses_and_gradients_are_those_of_the_plain_layer(keras: ModuleType, call: Any, way: Any) -> None:
+def test_values_losses_and_gradients_are_those_of_the_plain_layer(keras: ModuleType, call: Any, mode: str) -> None:
     def trained(wrap: Wrap) -> list[Any]:
         layer = _layer(keras, call)
-        called, weights = wrap(layer), raw(layer.trainable_variables)
+        called, weights = wrap(layer), [*map(of_tensorflow, layer.trainable_variables)]
 
         def step() -> list[tf.Tensor | None]:
             with tf.GradientTape() as tape:
@@ -77,17 +72,17 @@ def test_values_losses_and_gradients_are_those_of_the_plain_layer(keras: ModuleT
             grads = tape.gradient(loss, [_X, *weights])
             return [y, before, tf.add_n(called.losses), *grads]
 
-        found = [None if each is None else tf.convert_to_tensor(each).numpy() for each in way(step)()]
+        found = [None if each is None else tf.convert_to_tensor(each).numpy() for each in MODES[mode](step)()]
         assert [each is None for each in found] == [False] * len(found)
         return [*found, *values(layer)]
 
     assert_close(trained(tfmp.Recompute), trained(plain), 2e-4)
 
 
-@_ways
+@in_every_mode
 @for_every_keras()
 @pytest.mark.usefixtures("same_rounding")
-def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way: Any) -> None:
+def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, mode: str) -> None:
     class ManyArguments(keras.layers.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__(name="many")
@@ -114,12 +109,12 @@ def test_nests_integers_booleans_and_options_pass_through(keras: ModuleType, way
                 found = call(training=True)
                 loss = tf.reduce_sum(found["total"] ** 2) + tf.reduce_sum(found["parts"][0])
             assert (type(found["parts"]), found["parts"][1]) == (tuple, None)
-            grads = tape.gradient(loss, [_X, *raw(layer.trainable_variables)])
+            grads = tape.gradient(loss, [_X, *map(of_tensorflow, layer.trainable_variables)])
             # That of the embedding.
             assert [type(grad) for grad in grads].count(tf.IndexedSlices) == 1
             return [found["total"], found["ids"], *map(tf.convert_to_tensor, grads)]
 
-        return [each.numpy() for each in way(compute)()]
+        return [each.numpy() for each in MODES[mode](compute)()]
 
     assert_close(results(tfmp.Recompute), results(plain), 1e-6)
 
@@ -174,7 +169,7 @@ def test_second_derivatives_are_those_of_the_layer(keras: ModuleType) -> None:
     def second(wrap: Wrap) -> list[Any]:
         block = wrap(keras.Sequential([keras.Input([4]), dense(keras, 4, "tanh"), dense(keras, 1)]))
         # The last is a bias, on which the gradient of the inputs does not depend.
-        sources = [_X, *raw(block.trainable_variables)[:-1]]
+        sources = [_X, *map(of_tensorflow, block.trainable_variables[:-1])]
         with tf.GradientTape() as outer:
             outer.watch(_X)
             with tf.GradientTape() as tape:

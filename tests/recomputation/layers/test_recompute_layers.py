@@ -1,17 +1,17 @@
 """recompute_layers of models of every Keras: which layers are computed again, how they train, and all their files."""
 
 import functools
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import python_process
 import tensorflow as tf
-from keras_models import assert_close, data, dense, fitted, is_keras3, plain, raw, stateful_block, values
+from keras_models import assert_close, data, dense, fitted, is_keras3, plain, stateful_block, values
 from kerases import for_every_keras
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 
@@ -49,7 +49,7 @@ def _called_again(model: Any) -> set[str]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(data()[0], training=True) ** 2)
         _CALLED.clear()
-    tape.gradient(loss, raw(model.trainable_variables))
+    tape.gradient(loss, [*map(of_tensorflow, model.trainable_variables)])
     return set(_CALLED)
 
 
@@ -295,10 +295,9 @@ def test_saved_model_loads_in_a_new_process_that_imports_only_tfmp(keras: Module
     net = keras.Sequential([keras.Input([4]), tfmp.Recompute(dense(keras, 4, name="block"))])
     net.save(tmp_path / "model.keras")
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(tfmp.__file__).parent.parent)!r})\n"
         f"import tfmp, {keras.__name__} as keras\n"
         f"model = keras.models.load_model({str(tmp_path / 'model.keras')!r})\n"
         "print(type(model.layers[-1]).__name__, float(abs(model.get_weights()[0]).sum()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = python_process.run("-c", code)
     assert done.stdout.split() == ["Recompute", str(float(abs(net.get_weights()[0]).sum()))], done.stderr

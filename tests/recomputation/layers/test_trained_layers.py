@@ -20,11 +20,10 @@ from keras_models import (
     model,
     names,
     plain,
-    raw,
     stateful_block,
     values,
 )
-from kerases import for_every_keras
+from kerases import composed, for_every_keras
 
 import tfmp
 
@@ -48,32 +47,19 @@ def _nested_block(keras: ModuleType, name: str) -> Any:
 
 
 def _losses_and_metrics(keras: ModuleType, name: str) -> Any:
-    class Counting(keras.layers.Layer):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__(name=name)
-            self.dense = dense(keras, 8, activity_regularizer="l2", kernel_regularizer="l1")
-            self.calls = keras.metrics.Sum(name="calls")
+    def call(self: Any, x: Any) -> Any:
+        self.calls.update_state(1.0)
+        self.add_loss(tf.reduce_mean(tf.cast(x, tf.float32) ** 2))
+        return self.dense(x)
 
-        def call(self, x: Any) -> Any:
-            self.calls.update_state(1.0)
-            self.add_loss(tf.reduce_mean(tf.cast(x, tf.float32) ** 2))
-            return self.dense(x)
-
-    return Counting()
+    regularized = dense(keras, 8, activity_regularizer="l2", kernel_regularizer="l1")
+    return composed(keras, call, settings={"name": name}, dense=regularized, calls=keras.metrics.Sum(name="calls"))
 
 
 def _without_training(keras: ModuleType, name: str) -> Any:
     """Make a layer whose sublayer takes `training` from the context, and which is built by its first call."""
-
-    class WithoutTraining(keras.layers.Layer):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__(name=name)
-            self.dense, self.drop = dense(keras, 8, "tanh"), dropout(keras, 0.5)
-
-        def call(self, x: Any) -> Any:
-            return self.drop(self.dense(x))
-
-    return WithoutTraining()
+    parts = {"dense": dense(keras, 8, "tanh"), "drop": dropout(keras, 0.5)}
+    return composed(keras, lambda self, x: self.drop(self.dense(x)), settings={"name": name}, **parts)
 
 
 def _masks(keras: ModuleType, wrap: Wrap) -> Subject:
@@ -195,20 +181,14 @@ _IN_EAGER_CODE_TOO = (
         ("nested", "eager", "mixed_float16"),
         # A smaller block, because XLA takes long for each layer.
         ("dense", "xla", "mixed_float16"),
+        *(("borrowing", way, "float32") for way in WAYS),
     ],
 )
 @for_every_keras()
 def test_fit_ends_where_it_does_without_recomputation(keras: ModuleType, subject: str, way: str, policy: str) -> None:
-    _assert_trains_as_plain(keras, subject, way, policy)
+    if subject == "borrowing" and not is_keras3(keras):
+        pytest.skip("its variables are those of Keras 3")
 
-
-@pytest.mark.parametrize("way", WAYS)
-@for_every_keras("keras3")
-def test_variables_that_a_block_of_keras3_borrows_are_carried_over(keras: ModuleType, way: str) -> None:
-    _assert_trains_as_plain(keras, "borrowing", way)
-
-
-def _assert_trains_as_plain(keras: ModuleType, subject: str, way: str, policy: str = "float32") -> None:
     def trained(wrap: Wrap) -> tuple[list[Any], list[str], list[str]]:
         keras.utils.set_random_seed(0)
         net, batch = _SUBJECTS[subject](keras, wrap)
@@ -258,21 +238,3 @@ def test_recurrent_layer_is_reset_through_its_wrapper(keras: ModuleType) -> None
     assert np.any(np.asarray(cell.states[0]) != 0)
     wrapped.reset_state() if is_keras3(keras) else net.reset_states()
     assert not np.any(np.asarray(cell.states[0]))
-
-
-@pytest.mark.parametrize("level", ["O0", "O2", "O1-bfloat16"])
-@for_every_keras("keras3")
-def test_grad_scaler_trains_as_without_recomputation(keras: ModuleType, level: str) -> None:
-    def trained(wrap: Wrap) -> list[np.ndarray]:
-        net, opt, scaler = model(keras, wrap), keras.optimizers.SGD(0.05), tfmp.GradScaler(128.0)
-        variables = net.trainable_variables
-        for x, y in zip(*(np.split(each, 3) for each in data()), strict=True):
-            with tf.GradientTape() as tape:
-                loss = scaler.scale(tf.reduce_mean((net(x, training=True) - y) ** 2))
-            scaler.step(opt, zip(tape.gradient(loss, raw(variables)), variables, strict=True))
-            scaler.update()
-        assert int(scaler.applied_steps) == 3
-        return values(net)
-
-    with tfmp.precision(level):
-        assert_close(trained(tfmp.Recompute), trained(plain), 0)
