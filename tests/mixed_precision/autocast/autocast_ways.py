@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.mixed_precision.autocast import hooks, state
-
 #: Takes a function and returns one that is called in its place, such as `tf.function`.
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -53,12 +51,6 @@ def assert_as_plain(found: Any, plain: Any, expected: list[str], tolerance: floa
 
 def _numbers(result: Any) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(result) if tf.is_tensor(result) else result).astype(np.float64)
-
-
-def assert_no_scope_is_open() -> None:
-    """Assert that all scopes were left, and act no more."""
-    assert (hooks.open_scopes._count, state._thread.scopes) == (0, [None])
-    assert (matrix() @ matrix()).dtype == tf.float32
 
 
 _TOLERANCES = {"float16": 4e-3, "bfloat16": 4e-2}

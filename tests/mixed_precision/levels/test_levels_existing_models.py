@@ -16,7 +16,6 @@ from levelled_models import (
     CASES,
     POLICIES,
     Case,
-    global_policy,
     gradients,
     outputs,
     policies,
@@ -27,10 +26,6 @@ from levelled_models import (
 
 import tfmp
 from tfmp.any_keras.which import is_keras2
-
-__all__ = ["global_policy"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 _X, _Y = CASES["sequential"].batch, np.ones([4, 2], np.float32)
 

@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, installed
-from levelled_models import CASES, global_policy, outputs, policies, policy, values
+from levelled_models import CASES, outputs, policies, policy, values
 
 import tfmp
 from tfmp.any_keras.which import is_keras2
 
-__all__ = ["global_policy"]
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    # What Keras itself warns of, under some versions of Python and NumPy.
-    pytest.mark.filterwarnings("ignore::UserWarning:keras"),
-]
+# What Keras itself warns of, under some versions of Python and NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:keras")
 
 _X, _Y = CASES["sequential"].batch, np.ones([4, 2], np.float32)
 

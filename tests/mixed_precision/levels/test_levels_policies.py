@@ -12,8 +12,6 @@ from levelled_models import CASES, POLICIES, outputs, policies, policy
 
 import tfmp
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
 _X = CASES["sequential"].batch
 
 

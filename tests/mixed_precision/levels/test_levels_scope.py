@@ -18,7 +18,6 @@ from kerases import for_every_keras, installed
 from levelled_models import (
     CASES,
     POLICIES,
-    global_policy,
     gradients,
     layer_policies,
     outputs,
@@ -31,13 +30,8 @@ from levelled_models import (
 import tfmp
 from tfmp.any_keras.which import is_keras2
 
-__all__ = ["global_policy"]
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    # Keras 3.10 says so of models that it has loaded.
-    pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning"),
-]
+# Keras 3.10 says so of models that it has loaded.
+pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*structure of `inputs` doesn't match:UserWarning")
 
 _X = CASES["sequential"].batch
 
