@@ -258,28 +258,6 @@ def test_vectorized_map_runs_in_a_scope_and_around_one(way: Way) -> None:
         assert_as_plain(found(matrix()), plain, ["float16", "float32"])
 
 
-@each_way
-def test_python_functions_run_outside_of_the_scope_or_return_their_types(way: Way) -> None:
-    @tfmp.autocast()
-    def forward(x: tf.Tensor) -> list[tf.Tensor]:
-        return [each(lambda x: x @ x, [x], tf.float32) for each in (tf.py_function, tf.numpy_function)]
-
-    for result in way(forward)(matrix()):
-        assert (result.dtype, result.numpy().tolist()) == (tf.float32, _PRODUCT)
-
-
-def test_gradient_of_a_function_that_was_traced_outside_is_computed_in_a_scope() -> None:
-    w = tf.Variable(matrix())
-    square = tf.function(lambda x: tf.reduce_sum(tf.exp(x @ w * 0.0)))
-    square(matrix())
-    x = matrix()
-    with tfmp.autocast(), tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = square(x) * 2.0
-        grads = tape.gradient(loss, [w, x])
-    assert [grad.dtype for grad in grads] == [tf.float32, tf.float32]
-
-
 def test_scope_and_graph_are_entered_in_either_order() -> None:
     with tfmp.autocast(), tf.Graph().as_default(), tf.compat.v1.Session() as session:
         value = session.run(tf.constant([[2.0]]) @ tf.constant([[3.0]]))
