@@ -158,22 +158,6 @@ def test_weights_in_containers_and_weights_that_are_not_trained_are_cast(keras: 
     assert outputs(layer, _X) == before
 
 
-@for_every_keras()
-def test_weight_of_a_type_of_its_own_is_no_obstacle_at_the_level_it_was_made_at(keras: ModuleType) -> None:
-    class Own(keras.layers.Layer):  # type: ignore[name-defined]
-        def build(self, input_shape: Any) -> None:
-            self.scale = self.add_weight(shape=[], initializer="ones", name="scale", dtype="float32")
-
-        def call(self, x: Any) -> Any:
-            return x * tf.cast(self.scale, x.dtype)
-
-    with tfmp.precision("O3"):
-        layer = Own()
-    layer(_X)
-    tfmp.set_precision(layer, "O3")
-    assert policy(layer) == "float16"
-
-
 def _with_added_losses(keras: ModuleType) -> Any:
     """Return a model with a loss that a layer adds, a regularized result and regularized weights."""
 
