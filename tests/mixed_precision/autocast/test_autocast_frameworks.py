@@ -156,6 +156,25 @@ def test_scope_in_a_train_step_trains_by_products_in_half(keras: ModuleType, jit
     assert (products, set(found), int(model.optimizer.applied_steps)) == ({"float16"}, {"float32"}, 6)
 
 
+@for_every_keras("keras3", "keras2")
+@each_way
+def test_optimizer_of_keras_applies_within_a_scope_as_outside(keras: ModuleType, way: Way) -> None:
+    def trained(scope: Any) -> tf.Variable:
+        w, opt = tf.Variable(matrix()), keras.optimizers.Adam(0.125)
+        opt.build([w])
+
+        def step() -> None:
+            with scope:
+                opt.apply_gradients([(matrix() / 4.0, w)])
+
+        call = way(step)
+        for _ in range(2):
+            call()
+        return w
+
+    assert_as_plain(trained(tfmp.autocast()), trained(_PLAIN), ["float32"], 1e-6)
+
+
 @each_way
 def test_replicas_enter_the_scope_inside(two_replicas: tf.distribute.MirroredStrategy, way: Way) -> None:
     with two_replicas.scope():
