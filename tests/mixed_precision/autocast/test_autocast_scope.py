@@ -67,7 +67,11 @@ def test_scopes_are_left_in_any_order(replaced: _Replaced) -> None:
         tfmp.autocast().__exit__(None, None, None)
 
 
-class _Decorated:
+class _Decorated(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scope, self.w = tfmp.autocast("bfloat16"), tf.Variable(tf.ones([2, 2]))
+
     @tfmp.autocast()
     def method(self, times: int = 1, *, flag: bool = False) -> tuple[int, bool, str]:
         """Compute it."""
@@ -75,6 +79,19 @@ class _Decorated:
 
     static = staticmethod(tfmp.autocast()(_product))
     of_class = classmethod(tfmp.autocast()(lambda cls: (cls.__name__, _product())))
+
+    @tf.function
+    @tfmp.autocast()
+    def converted(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
+        y = x @ self.w
+        if tf.reduce_sum(x) > 0:
+            y = y * 2
+        return y if training else -y
+
+    @tf.function
+    def entering(self, x: tf.Tensor) -> tf.Tensor:
+        with self.scope:
+            return x @ self.w
 
 
 def test_decorated_functions_of_all_kinds_run_in_the_scope_and_look_as_before() -> None:
@@ -89,31 +106,12 @@ def test_decorated_functions_of_all_kinds_run_in_the_scope_and_look_as_before() 
     assert tf.function(method).function_spec.arg_names == ["self", "times"]
 
 
-class _Model(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scope, self.w = tfmp.autocast("bfloat16"), tf.Variable(tf.ones([2, 2]))
-
-    @tf.function
-    @tfmp.autocast()
-    def decorated(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
-        y = x @ self.w
-        if tf.reduce_sum(x) > 0:
-            y = y * 2
-        return y if training else -y
-
-    @tf.function
-    def entering(self, x: tf.Tensor) -> tf.Tensor:
-        with self.scope:
-            return x @ self.w
-
-
 def test_autograph_converts_decorated_methods_and_a_scope_can_be_an_attribute() -> None:
-    model = _Model()
+    model = _Decorated()
     for sign, expected in ((1.0, 4.0), (-1.0, -2.0)):
-        y = model.decorated(tf.fill([2, 2], sign), training=True)
+        y = model.converted(tf.fill([2, 2], sign), training=True)
         assert (y.dtype.name, y.numpy().tolist()) == ("float16", [[expected] * 2] * 2)
-    assert model.decorated(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
+    assert model.converted(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
     assert model.entering(tf.ones([1, 2])).dtype == tf.bfloat16
     assert types(model.variables) == ["float32"]
 
