@@ -156,10 +156,6 @@ def test_layers_are_kept_by_name_path_or_pattern_with_all_that_they_hold(keras: 
     assert {each for each, now in found.items() if now == "float32"} == held
     assert set(found.values()) <= {"float32", "mixed_float16"}
     assert len(found) == len(policies(model))
-    for case in (CASES["convolutional"], CASES["recurrent"]):
-        # The other models add what layers of two types return.
-        if case.built == make:
-            assert {grad.dtype for grad in gradients(model, case.batch)} == {tf.float32}
     # Keeping a layer is not for ever.
     assert set(_named(tfmp.set_precision(model, "O2")).values()) == {"mixed_float16"}
 

@@ -23,7 +23,6 @@ from levelled_models import (
     outputs,
     policies,
     policy,
-    stored,
     with_given_weights,
 )
 
@@ -53,18 +52,6 @@ def test_layer_and_model_have_the_policy_of_the_level(keras: ModuleType, level: 
     with scope, pytest.raises((TypeError, ValueError)):
         keras.layers.Dense(2, no_such_argument=1)
     assert _made(keras) == "float32"
-
-
-@pytest.mark.parametrize("name", ["sequential", "nested", "subclassed", "attention", "recurrent"])
-@for_every_keras()
-def test_models_at_o3_compute_and_store_half(keras: ModuleType, name: str) -> None:
-    model = CASES[name].built(keras, "O3")
-    assert {each for _, each, _, _ in policies(model)} == {"float16"}
-    # Keras 2 stores the weights of batch normalization in float32 under every policy.
-    exceptions = {"float32"} if name == "subclassed" and is_keras2(keras) else set()
-    assert stored(model) - exceptions == {"float16"}
-    found = gradients(model, CASES[name].batch)
-    assert {tf.as_dtype(each.dtype) for each in model.trainable_variables} == {grad.dtype for grad in found}
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
