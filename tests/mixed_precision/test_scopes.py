@@ -43,85 +43,41 @@ _KINDS = {
 _for_every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in _KINDS.items()])
 
 
+@pytest.mark.parametrize("main_leaves", ["first", "last"])
 @_for_every_kind
-def test_innermost_scope_acts_until_it_is_left_also_by_an_error(kind: _Kind) -> None:
-    # An object can be entered again within itself, and later.
-    (first, second, off), results = (kind.make(name) for name in kind.names), [*kind.names.values()]
-    scopes = [second, first, off, first, first, kind.make([*kind.names][1]), off]
-    expected = [results[at] for at in (1, 0, 2, 0, 0, 1, 2)]
-
-    def descend(rest: list[Any]) -> list[str]:
-        if not rest:
-            return []
-        with rest[0]:
-            with pytest.raises(ZeroDivisionError), second:
-                _ = 1 / 0
-            return [kind.found(), *descend(rest[1:]), kind.found()]
-
-    for _ in range(2):
-        assert descend(scopes) == [*expected, *reversed(expected)]
-        assert kind.found() == "float32"
-
-
-@_for_every_kind
-def test_decorated_function_calls_itself_and_leaves_the_scope_also_by_an_error(kind: _Kind) -> None:
-    name, result = next(iter(kind.names.items()))
-
-    @kind.make(name)
-    def found(depth: Any) -> list[str]:
-        """Compute it."""
-        return [kind.found(), *(found(depth - 1) if depth else []), kind.found()]
-
-    assert (found(2), kind.found(), found.__doc__) == ([result] * 6, "float32", "Compute it.")
-    with pytest.raises(TypeError):
-        found("deep")
-    assert kind.found() == "float32"
-
-
-@_for_every_kind
-def test_object_is_entered_in_several_threads_at_once(kind: _Kind) -> None:
-    (name, other, _), barrier = kind.names, threading.Barrier(8, timeout=60)
+def test_object_acts_in_each_of_the_threads_that_enter_it_whichever_leaves_first(kind: _Kind, main_leaves: str) -> None:
+    (name, other, _), barrier = kind.names, threading.Barrier(9, timeout=60)
     scope = kind.make(name)
 
-    def run(_: int) -> list[Any]:
-        found = []
-        for _ in range(10):
-            barrier.wait()
-            before = kind.found()
-            with scope:
-                within = kind.found()
-                barrier.wait()
-            found.append((before, within, kind.found()))
-        return found
-
-    with kind.make(other), concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(run, range(8))) == [[("float32", kind.names[name], "float32")] * 10] * 8
-
-
-@pytest.mark.parametrize("thread_leaves_first", [True, False])
-@_for_every_kind
-def test_scope_acts_in_its_thread_whichever_leaves_first(kind: _Kind, thread_leaves_first: bool) -> None:
-    entered, may_leave = threading.Event(), threading.Event()
-    scope, (name, other, _) = kind.make(next(iter(kind.names))), kind.names
-
-    def run() -> list[str]:
+    def run(index: int) -> list[str]:
+        found = [kind.found()]
+        barrier.wait()
         with scope:
-            entered.set()
-            assert may_leave.wait(60)
-            within = kind.found()
-        return [within, kind.found()]
+            barrier.wait()
+            found.append(kind.found())
+            # Half of the threads leave after the others.
+            if index % 2:
+                barrier.wait()
+                found.append(kind.found())
+        if not index % 2:
+            barrier.wait()
+        return [*found, kind.found()]
 
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
         with scope, kind.make(other):
-            found = pool.submit(run)
-            assert entered.wait(60)
-            if thread_leaves_first:
-                may_leave.set()
-                found.result()
+            threads = [pool.submit(run, index) for index in range(8)]
+            barrier.wait()
+            barrier.wait()
+            if main_leaves == "last":
+                barrier.wait()
+                concurrent.futures.wait(threads)
             assert kind.found() == kind.names[other]
         assert kind.found() == "float32"
-        may_leave.set()
-        assert found.result() == [kind.names[name], "float32"]
+        if main_leaves == "first":
+            barrier.wait()
+        of_name = kind.names[name]
+        expected = [["float32", of_name, "float32"], ["float32", of_name, of_name, "float32"]]
+        assert [each.result() for each in threads] == expected * 4
 
 
 def _generator() -> Iterator[int]:

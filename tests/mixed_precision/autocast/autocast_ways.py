@@ -2,17 +2,20 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmp.mixed_precision.autocast import hooks, state
+import tfmp
 
 #: Takes a function and returns one that is called in its place, such as `tf.function`.
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: In the place of a scope, for plain code.
+PLAIN = contextlib.nullcontext()
 
 
 def eager(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,17 +24,6 @@ def eager(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 each_way = pytest.mark.parametrize("way", [eager, tf.function], ids=["eager", "function"])
-
-
-def in_graph(code: Callable[[], Any]) -> Any:
-    """Return the values of what code builds in a graph of its own, after they have been compared with their types."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        results = code()
-        session.run(tf.compat.v1.global_variables_initializer())
-        values = session.run(results)
-        for result, value in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
-            assert result.dtype.as_numpy_dtype == value.dtype
-        return values
 
 
 def matrix() -> tf.Tensor:
@@ -55,10 +47,78 @@ def _numbers(result: Any) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(result) if tf.is_tensor(result) else result).astype(np.float64)
 
 
-def assert_no_scope_is_open() -> None:
-    """Assert that all scopes were left, and act no more."""
-    assert (hooks.open_scopes._count, state._thread.scopes) == (0, [None])
-    assert (matrix() @ matrix()).dtype == tf.float32
+#: Takes a scope, a variable and a matrix, and returns what it computes of them.
+Program = Callable[[Any, Any, tf.Tensor], Any]
+
+W = [[1.0, 0.5], [2.0, 1.0]]
+
+
+def run(way: str, program: Program, scope: Any) -> Any:
+    """Run a program in eager code, in a function or a program of XLA, or in a graph, also with control flow v1."""
+    if not way.startswith("graph"):
+        settings = {"autograph": False, "jit_compile": way == "xla"}
+        called: Way = eager if way == "eager" else functools.partial(tf.function, **settings)
+        return called(functools.partial(program, scope, tf.Variable(W)))(matrix())
+    control_flow = _control_flow_v1() if way == "graph_v1" else PLAIN
+    with control_flow, tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        w = tf.compat.v1.get_variable("w", initializer=np.float32(W), use_resource=True)
+        results = program(scope, w, matrix())
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = session.run(results)
+        for result, value in zip(tf.nest.flatten(results), tf.nest.flatten(found), strict=True):
+            assert result.dtype.as_numpy_dtype == value.dtype
+        return found
+
+
+@contextlib.contextmanager
+def _control_flow_v1() -> Iterator[None]:
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+
+
+def within(code: Callable[[tf.Tensor, Any], Any]) -> Program:
+    """Return a program that calls code with the matrix and the variable in the scope."""
+
+    def program(scope: Any, w: Any, x: tf.Tensor) -> Any:
+        with scope:
+            return code(x, w)
+
+    return program
+
+
+class Row(NamedTuple):
+    """A program that computes in a scope what it does in none.
+
+    Attributes:
+        program: The program.
+        types: The types of its results, with H for the type of the scope, and F for float32.
+        ways: How it runs.
+        in_eager_code: The types of its results in eager code, where they are others.
+        plain: The program that computes the same in no scope, where it is another.
+    """
+
+    program: Program
+    types: str
+    ways: str = "eager function graph"
+    in_eager_code: str | None = None
+    plain: Program | None = None
+
+
+def each_row(rows: dict[str, Row]) -> pytest.MarkDecorator:
+    """Run a test with each row in each way."""
+    found = [pytest.param(row, way, id=f"{name}-{way}") for name, row in rows.items() for way in row.ways.split()]
+    return pytest.mark.parametrize(("row", "way"), found)
+
+
+def assert_row(row: Row, way: str, dtype: str = "float16") -> None:
+    """Assert that a program has the types of its row in a scope, and the values of plain code."""
+    expected = (row.in_eager_code or row.types) if way == "eager" else row.types
+    names = [{"H": dtype, "F": "float32"}.get(each, each) for each in expected.split()]
+    found, plain = run(way, row.program, tfmp.autocast(dtype)), run(way, row.plain or row.program, PLAIN)
+    assert_as_plain(found, plain, names)
 
 
 _TOLERANCES = {"float16": 4e-3, "bfloat16": 4e-2}
@@ -130,7 +190,7 @@ def assert_case(case: Case, dtype: str, results: list[Any], grads: list[Any], ti
     expected = case.in_bfloat16 if dtype == "bfloat16" and case.in_bfloat16 else case.results
     assert types(results) == [{"H": dtype, "F": "float32"}.get(each, each) for each in expected.split()]
     values = values_of(case, plain=True)
-    known, known_grads = compute_case(case, contextlib.nullcontext(), values, *activations(values))
+    known, known_grads = compute_case(case, PLAIN, values, *activations(values))
     for one, other in zip([*results, *grads], [*known, *known_grads[: len(grads)]], strict=True):
         assert (one is None) == (other is None)
         if one is not None:

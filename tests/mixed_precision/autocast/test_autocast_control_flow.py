@@ -1,15 +1,14 @@
 """Branches and loops run in a scope: in eager code, in functions, and in graphs with control flow of both versions."""
 
 import collections
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from autocast_ways import assert_as_plain, eager, in_graph, matrix
+from autocast_ways import Program, Row, assert_as_plain, assert_row, each_row, eager, matrix, run, within
 
 import tfmp
 
@@ -17,36 +16,13 @@ import tfmp
 _Code = Callable[[Any, Any, Any], Any]
 
 _Pair = collections.namedtuple("_Pair", ["first", "second"])
-_PLAIN = contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _control_flow_v1() -> Iterator[None]:
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        tf.compat.v1.enable_control_flow_v2()
-
-
-def _run(way: str, code: _Code, scope: Any) -> Any:
-    def run(w: Any) -> Any:
-        with scope:
-            return code(matrix(), tf.compat.v1.placeholder_with_default(tf.constant(True), []), w)
-
-    if not way.startswith("graph"):
-        ways: dict[str, Any] = {"eager": eager, "function": lambda each: tf.function(each, autograph=False)}
-        ways["xla"] = lambda each: tf.function(each, autograph=False, jit_compile=True)
-        variable = tf.Variable(tf.ones([2, 2]))
-        return ways[way](lambda: run(variable))()
-    with _control_flow_v1() if way == "graph_v1" else _PLAIN:
-        return in_graph(
-            lambda: run(tf.compat.v1.get_variable("w", initializer=np.ones([2, 2], np.float32), use_resource=True))
-        )
+def _in_scope(code: _Code) -> Program:
+    return within(lambda x, w: code(x, tf.compat.v1.placeholder_with_default(tf.constant(True), []), w))
 
 
 _TRACED = "function graph graph_v1"
-_GRAPHS = "graph graph_v1"
 _traced = pytest.mark.parametrize("way", _TRACED.split())
 
 
@@ -160,32 +136,6 @@ def _nested(x: Any, true: Any, _: Any) -> Any:
     return tf.cond(true, lambda: tf.while_loop(lambda i, y: i < 2, outer, [0, x])[1], lambda: x @ eye)
 
 
-def _gradients(tape: tf.GradientTape, loss: tf.Tensor, sources: list[Any]) -> list[Any]:
-    # Tapes do not see through control flow of version 1.
-    is_graph = not (tf.executing_eagerly() or tf.inside_function())
-    return list(tf.gradients(loss, sources) if is_graph else tape.gradient(loss, sources))
-
-
-def _gradients_of_branches(x: Any, true: Any, w: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.cond(true, lambda: tf.nn.relu(x @ w), lambda: x * 2.0)
-        z = tf.cond(tf.logical_not(true), lambda: y @ w, lambda: tf.exp(y * 0.0))
-        loss = tf.reduce_sum(y) + tf.reduce_sum(z)
-    return [y, *_gradients(tape, loss, [x, w])]
-
-
-def _gradients_of_loops(x: Any, _: Any, w: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        body = lambda i, y: (i + 1, tf.nn.relu(y @ w) * 0.5)  # noqa: E731
-        # XLA must know how often a loop with a gradient runs; eager code counts in another way.
-        most = None if tf.executing_eagerly() else 2
-        y = tf.while_loop(lambda i, y: i < 2, body, (0, x), maximum_iterations=most)[1]
-        loss = tf.reduce_sum(y)
-    return [y, *_gradients(tape, loss, [x, w])]
-
-
 def _mapped_and_scanned(x: Any, _: Any, __: Any) -> Any:
     both = tf.stack([x, x])
     body = lambda i, array: (i + 1, array.write(i, x @ x))  # noqa: E731
@@ -209,60 +159,51 @@ def _of_types_that_are_named(x: Any, true: Any, _: Any, cast: bool = False) -> A
     ]
 
 
-class _Row(NamedTuple):
-    """Code and the types of its results, with H for float16 and F for float32; those in eager code if it runs there."""
-
-    code: _Code
-    types: str
-    in_eager_code: str | None = None
-    traced: str = _TRACED
-    #: What plain code is, where it is another.
-    plain: _Code | None = None
+def _row(
+    code: _Code, types: str, in_eager_code: str | None = None, ways: str = _TRACED, plain: _Code | None = None
+) -> Row:
+    """Return a row of code and the types of its results; those in eager code, if it runs there."""
+    ways = f"eager {ways}" if in_eager_code else ways
+    return Row(_in_scope(code), types, ways, in_eager_code, _in_scope(plain) if plain else None)
 
 
 _V1 = {"v1": tf.compat.v1, "v2.v1": tf.compat.v2.compat.v1, "v1.v1": tf.compat.v1.compat.v1}
-_ROWS: dict[str, _Row] = {
-    "branches": _Row(_branches, "F F H F H F F H", "H F H F H F H H"),
-    "branches that are not taken": _Row(lambda x, true, w: _branches(x, tf.logical_not(true), w), "F F H F H F F H"),
-    "types that are named": _Row(
+_ROWS: dict[str, Row] = {
+    "branches": _row(_branches, "F F H F H F F H", "H F H F H F H H"),
+    "branches that are not taken": _row(lambda x, true, w: _branches(x, tf.logical_not(true), w), "F F H F H F F H"),
+    "types that are named": _row(
         _of_types_that_are_named, "float64 H", "H H", plain=functools.partial(_of_types_that_are_named, cast=True)
     ),
-    "nests": _Row(_nests, "F H int32 F F F", "F H int32 H H F"),
-    "nothing": _Row(_nothing, "F", "H", "function"),
-    **{f"beside a {name}": _Row(_beside(other), "F F") for name, other in _OTHERS.items()},
-    "variable in a branch": _Row(
+    "nests": _row(_nests, "F H int32 F F F", "F H int32 H H F"),
+    "nothing": _row(_nothing, "F", "H", "function"),
+    **{f"beside a {name}": _row(_beside(other), "F F") for name, other in _OTHERS.items()},
+    "variable in a branch": _row(
         lambda x, true, _: tf.cond(true, lambda: x @ x, lambda: x @ tf.compat.v1.get_variable("inner", [2, 2])),
         "H",
-        traced=_GRAPHS,
+        ways="graph graph_v1",
     ),
-    "loop of types": _Row(_loop_of_types, "int32 F H F int32", "int32 F H F int32"),
-    "loops of one tensor": _Row(_loops_of_one_tensor, "F F F", "F F F"),
-    **{f"loop from a {name}": _Row(_beginning_with(other), "F", "F") for name, other in _OTHERS.items()},
+    "loop of types": _row(_loop_of_types, "int32 F H F int32", "int32 F H F int32"),
+    "loops of one tensor": _row(_loops_of_one_tensor, "F F F", "F F F"),
+    **{f"loop from a {name}": _row(_beginning_with(other), "F", "F") for name, other in _OTHERS.items()},
     # Keras 2 takes them from compat.v2.compat.v1.
-    **{f"names of compat.{name}": _Row(_by_names_of_tensorflow_1(v1), "F F F") for name, v1 in _V1.items()},
-    "weight read outside": _Row(_weight_read_outside, "H H H H", "H H H H"),
-    "loops and branches": _Row(_nested, "F", "F"),
-    "gradients of branches": _Row(_gradients_of_branches, "F F F", traced=f"{_TRACED} xla"),
-    "gradients of loops": _Row(_gradients_of_loops, "F F F", "F F F", traced=f"{_TRACED} xla"),
-    "mapped and scanned": _Row(_mapped_and_scanned, "F F F F F F F", "F F F F F F F"),
+    **{f"names of compat.{name}": _row(_by_names_of_tensorflow_1(v1), "F F F") for name, v1 in _V1.items()},
+    "weight read outside": _row(_weight_read_outside, "H H H H", "H H H H"),
+    "loops and branches": _row(_nested, "F", "F"),
+    "mapped and scanned": _row(_mapped_and_scanned, "F F F F F F F", "F F F F F F F"),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [(name, way) for name, row in _ROWS.items() for way in (["eager"] * bool(row.in_eager_code) + row.traced.split())],
-)
-def test_code_runs_in_a_scope_as_in_none(name: str, way: str) -> None:
-    row = _ROWS[name]
-    expected = (row.in_eager_code if way == "eager" else row.types) or ""
-    names = [{"H": "float16", "F": "float32"}.get(each, each) for each in expected.split()]
-    assert_as_plain(_run(way, row.code, tfmp.autocast()), _run(way, row.plain or row.code, _PLAIN), names)
+@each_row(_ROWS)
+def test_code_runs_in_a_scope_as_in_none(row: Row, way: str) -> None:
+    assert_row(row, way)
 
 
 @_traced
 def test_branches_of_types_that_are_no_floats_are_refused_as_ever(way: str) -> None:
     with pytest.raises((TypeError, ValueError), match=r"true_fn.* and .*false_fn"):
-        _run(way, lambda x, true, _: tf.cond(true, lambda: x @ x, lambda: tf.constant([[1]])), tfmp.autocast())
+        run(
+            way, _in_scope(lambda x, true, _: tf.cond(true, lambda: x @ x, lambda: tf.constant([[1]]))), tfmp.autocast()
+        )
 
 
 @_traced
@@ -276,7 +217,7 @@ def test_error_in_a_branch_is_that_of_the_branch(way: str) -> None:
                 tf.cond(true, *branches)
         return x @ x
 
-    assert_as_plain(_run(way, code, tfmp.autocast()), _run(way, code, _PLAIN), ["float16"])
+    assert_row(_row(code, "H"), way)
 
 
 def _if_else(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

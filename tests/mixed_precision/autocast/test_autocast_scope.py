@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,67 +12,45 @@ import tensorflow as tf
 from autocast_ways import types
 
 import tfmp
-from tfmp.mixed_precision.autocast import hooks, state
+from tfmp.mixed_precision.autocast import hooks
 
-
-def _functions() -> dict[str, Any]:
-    return {path: getattr(owner, name) for path, (owner, name, _) in hooks._functions().items()}
-
-
-#: What stands there before the test. Between tests there may become more: a copy of a module that is imported late.
-_ORIGINALS: dict[str, Any] = {}
-
-
-def _replaced() -> list[str]:
-    return [name for name, function in _functions().items() if function is not _ORIGINALS[name]]
-
-
-@pytest.fixture(autouse=True)
-def tensorflow_is_as_before() -> Iterator[None]:
-    """Check that a test leaves nothing behind; if it does, put it back, for the other tests."""
-    _ORIGINALS.clear()
-    _ORIGINALS.update(_functions())
-    yield
-    left = (_replaced(), list(state._thread.scopes), hooks.open_scopes._count)
-    hooks.open_scopes._replaced.close()
-    hooks.open_scopes._count = 0
-    state._thread.scopes[:] = [None]
-    assert left == ([], [None], 0)
+#: Tells which functions are replaced.
+_Replaced = Callable[[], list[str]]
 
 
 def _product() -> str:
     return (tf.ones([2, 3]) @ tf.ones([3, 2])).dtype.name
 
 
-def test_every_function_is_replaced_within_a_scope_only_and_nothing_is_added() -> None:
-    owners = {path: owner for path, (owner, _, _) in hooks._functions().items()}
-    before = {name: set(vars(owner)) for name, owner in owners.items()}
+def test_every_function_is_replaced_within_a_scope_only_also_after_an_error_and_nothing_is_added(
+    replaced: _Replaced,
+) -> None:
+    functions = hooks._functions()
+    before = {path: set(vars(owner)) for path, (owner, _, _) in functions.items()}
+
+    def found() -> list[Any]:
+        return [getattr(owner, name) for owner, name, _ in functions.values()]
+
     with tfmp.autocast(enabled=False):
-        assert (_product(), _replaced()) == ("float32", [])
-    with tfmp.autocast():
-        _product()
-        assert _replaced() == list(_ORIGINALS)
-        inner = _functions()
-        with tfmp.autocast("bfloat16"):
-            assert _functions() == inner
-    assert _replaced() == []
-    assert {name: set(vars(owner)) for name, owner in owners.items()} == before
-
-
-def test_scope_acts_on_after_an_error_within_it() -> None:
+        assert (_product(), replaced()) == ("float32", [])
     with tfmp.autocast():
         with pytest.raises(tf.errors.InvalidArgumentError):
             tf.ones([2, 3]) @ tf.ones([2, 3])
-        assert (_product(), _replaced()) == ("float16", list(_ORIGINALS))
+        assert (_product(), replaced()) == ("float16", list(functions))
+        outer = found()
+        with tfmp.autocast("bfloat16"):
+            assert found() == outer
+    assert replaced() == []
+    assert {path: set(vars(owner)) for path, (owner, _, _) in functions.items()} == before
 
 
-def test_scopes_are_left_in_any_order() -> None:
+def test_scopes_are_left_in_any_order(replaced: _Replaced) -> None:
     first, second = tfmp.autocast(), tfmp.autocast(enabled=False)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
-    assert (_product(), _replaced()) == ("float32", [])
+    assert (_product(), replaced()) == ("float32", [])
 
     def products() -> Iterator[str]:
         with tfmp.autocast():
@@ -84,12 +62,16 @@ def test_scopes_are_left_in_any_order() -> None:
     with tfmp.autocast("bfloat16"):
         next(generator)
     generator.close()
-    assert (_product(), _replaced()) == ("float32", [])
+    assert (_product(), replaced()) == ("float32", [])
     with pytest.raises(RuntimeError):
         tfmp.autocast().__exit__(None, None, None)
 
 
-class _Decorated:
+class _Decorated(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scope, self.w = tfmp.autocast("bfloat16"), tf.Variable(tf.ones([2, 2]))
+
     @tfmp.autocast()
     def method(self, times: int = 1, *, flag: bool = False) -> tuple[int, bool, str]:
         """Compute it."""
@@ -97,6 +79,19 @@ class _Decorated:
 
     static = staticmethod(tfmp.autocast()(_product))
     of_class = classmethod(tfmp.autocast()(lambda cls: (cls.__name__, _product())))
+
+    @tf.function
+    @tfmp.autocast()
+    def converted(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
+        y = x @ self.w
+        if tf.reduce_sum(x) > 0:
+            y = y * 2
+        return y if training else -y
+
+    @tf.function
+    def entering(self, x: tf.Tensor) -> tf.Tensor:
+        with self.scope:
+            return x @ self.w
 
 
 def test_decorated_functions_of_all_kinds_run_in_the_scope_and_look_as_before() -> None:
@@ -111,31 +106,12 @@ def test_decorated_functions_of_all_kinds_run_in_the_scope_and_look_as_before() 
     assert tf.function(method).function_spec.arg_names == ["self", "times"]
 
 
-class _Model(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scope, self.w = tfmp.autocast("bfloat16"), tf.Variable(tf.ones([2, 2]))
-
-    @tf.function
-    @tfmp.autocast()
-    def decorated(self, x: tf.Tensor, *, training: bool = False) -> tf.Tensor:
-        y = x @ self.w
-        if tf.reduce_sum(x) > 0:
-            y = y * 2
-        return y if training else -y
-
-    @tf.function
-    def entering(self, x: tf.Tensor) -> tf.Tensor:
-        with self.scope:
-            return x @ self.w
-
-
 def test_autograph_converts_decorated_methods_and_a_scope_can_be_an_attribute() -> None:
-    model = _Model()
+    model = _Decorated()
     for sign, expected in ((1.0, 4.0), (-1.0, -2.0)):
-        y = model.decorated(tf.fill([2, 2], sign), training=True)
+        y = model.converted(tf.fill([2, 2], sign), training=True)
         assert (y.dtype.name, y.numpy().tolist()) == ("float16", [[expected] * 2] * 2)
-    assert model.decorated(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
+    assert model.converted(tf.ones([1, 2])).numpy().tolist() == [[-4, -4]]
     assert model.entering(tf.ones([1, 2])).dtype == tf.bfloat16
     assert types(model.variables) == ["float32"]
 
@@ -182,7 +158,6 @@ def test_arguments_that_cannot_be_meant_are_refused(
     positional = [arguments[""]] if "" in arguments else []
     with pytest.raises(error, match=message), tfmp.autocast(*positional, **{k: v for k, v in arguments.items() if k}):
         pass
-    assert (_product(), _replaced()) == ("float32", [])
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -196,31 +171,21 @@ def _fails(function: Any) -> Any:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(
-    ("replacement", "error", "message"),
-    [
-        *(
-            (
-                hooks._Replacement((owner,), ("_no_such_function",), lambda function: function),
-                RuntimeError,
-                rf"does not know this TensorFlow, {tf.__version__}, which has no {owner}\._no_such_function",
-            )
-            for owner in ("tensorflow.python.ops.math_ops", "tensorflow.python.no_such_module")
-        ),
-        (hooks._REPLACEMENTS[-1]._replace(around=_fails), ZeroDivisionError, None),
-    ],
-    ids=["no function", "no module", "error"],
-)
+@pytest.mark.parametrize("owner", ["tensorflow.python.ops.math_ops", "tensorflow.python.no_such_module", None])
 def test_nothing_is_replaced_if_one_function_cannot_be(
-    replacement: Any, error: type[Exception], message: str | None, monkeypatch: pytest.MonkeyPatch
+    owner: str | None, replaced: _Replaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scope = tfmp.autocast()
+    scope, error, message = tfmp.autocast(), ZeroDivisionError, ""
+    replacement = hooks._REPLACEMENTS[-1]._replace(around=_fails)
+    if owner is not None:
+        replacement = hooks._Replacement((owner,), ("_no_such_function",), lambda function: function)
+        error, message = RuntimeError, rf"this TensorFlow, {tf.__version__}, which has no {owner}\._no_such_function"
     with monkeypatch.context() as patch:
         patch.setattr(hooks, "_REPLACEMENTS", (*hooks._REPLACEMENTS, replacement))
         for _ in range(2):
             with pytest.raises(error, match=message), scope:
                 pass
-    assert _replaced() == []
+    assert replaced() == []
     with scope:
         assert _product() == "float16"
 

@@ -1,12 +1,11 @@
 """Models of any Keras that are built under a level or set to one, and what tests ask about their layers."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfmp
@@ -17,13 +16,6 @@ POLICIES = {
     for suffix, half in (("", "float16"), ("-bfloat16", "bfloat16"))
     for level, policy in (("O0", "float32"), ("O1", f"mixed_{half}"), ("O2", f"mixed_{half}"), ("O3", half))
 }
-
-
-@pytest.fixture
-def global_policy(keras: ModuleType) -> Iterator[Callable[[str], None]]:
-    """Set the global policy of a Keras until the test ends."""
-    yield keras.mixed_precision.set_global_policy
-    keras.mixed_precision.set_global_policy("float32")
 
 
 def policy(layer: Any) -> str:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from kerases import for_every_keras
-from levelled_models import CASES, subclassed
+from levelled_models import CASES, policies, subclassed
 
 import tfmp
 from tfmp.any_keras.which import is_keras2
@@ -55,19 +56,12 @@ def _islands(keras: ModuleType) -> Any:
 
 
 def _with_its_own_compile(keras: ModuleType) -> Any:
-    class Own(keras.Model):  # type: ignore[name-defined] # of any Keras
-        def __init__(self) -> None:
-            super().__init__(name="net")
-            self.head = keras.layers.Dense(2, name="head")
-
-        def call(self, x: Any) -> Any:
-            return self.head(x)
-
-        def compile(self, opt: Any, loss: str) -> None:
-            super().compile(optimizer=opt, loss=loss)
+    def compile(self: Any, opt: Any, loss: str) -> None:
+        keras.Sequential.compile(self, optimizer=opt, loss=loss)
 
     with tfmp.precision("O3"):
-        return Own()
+        layers = [keras.Input([3]), keras.layers.Dense(2, name="head")]
+        return type("Own", (keras.Sequential,), {"compile": compile})(layers, name="net")
 
 
 class _Row(NamedTuple):
@@ -147,3 +141,22 @@ def test_model_that_is_set_after_it_was_compiled_is_warned_of(keras: ModuleType)
     for level in ("O2-bfloat16", "O0"):
         tfmp.set_precision(model, level)
     assert _warned(model) == []
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"], ids=["set", "made"])
+@for_every_keras()
+def test_replicas_train_at_a_level_and_skip_an_overflow_of_one_together(
+    keras: ModuleType, level: str, two_replicas: tf.distribute.MirroredStrategy
+) -> None:
+    with two_replicas.scope():
+        model, opt = _net(keras, level), _of_tfmp(keras)
+    tfmp.set_precision(model, "O2")
+    model.compile(opt, "mse")
+    model.fit(_X, _Y, verbose=0)
+    before = model.get_weights()
+    # The last row is the second replica's.
+    model.fit(np.concatenate([_X[:3], np.full([1, 3], np.inf, np.float32)]), _Y, verbose=0)
+    assert (int(opt.applied_steps), int(opt.skipped_steps)) == (1, 1)
+    assert {each for _, each, _, _ in policies(model)} == {"mixed_float16"}
+    for one, other in zip(before, model.get_weights(), strict=True):
+        assert (one.dtype, one.tolist()) == (np.float32, other.tolist())

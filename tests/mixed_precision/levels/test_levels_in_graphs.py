@@ -37,10 +37,12 @@ _LEVELS = {
 
 
 @pytest.mark.parametrize("level", _LEVELS)
-def test_variable_of_no_type_has_that_of_the_level_and_others_have_their_own(level: str) -> None:
+def test_variables_of_no_type_products_and_gradients_have_that_of_the_level_and_others_their_own(level: str) -> None:
     seen, stored = _LEVELS[level]
-    with tfmp.precision(level), tf1.variable_scope("net"):
-        assert tf1.get_variable("w", [2, 3]).dtype.base_dtype.name == seen
+    with tfmp.precision(level) as precision, tf1.variable_scope("net"):
+        w = tf1.get_variable("w", [2, 3])
+        y = precision.cast(tf.ones([4, 2])) @ w
+        loss = tf.reduce_mean(tf.cast(y, tf.float32) ** 2)
         assert tf1.get_variable("wide", [2], tf.float32).dtype.base_dtype == tf.float32
         tf1.get_variable("n", [], tf.int32, tf1.zeros_initializer(), trainable=False)
         tf1.get_variable("count", initializer=3)
@@ -55,6 +57,10 @@ def test_variable_of_no_type_has_that_of_the_level_and_others_have_their_own(lev
         "net/double": "float64",
         "net/inner/w": "float64",
     }
+    (grad,) = tf.gradients(loss, tf1.global_variables()[0])
+    half = "bfloat16" if "bfloat16" in level else "float16"
+    found = [w.dtype.base_dtype.name, y.dtype.name, loss.dtype.name, grad.dtype.name]
+    assert found == [seen, "float32" if level == "O0" else half, "float32", stored]
 
 
 def test_variables_outside_of_the_scope_are_as_without_it() -> None:
@@ -117,18 +123,6 @@ def test_level_acts_in_its_thread_and_graph_only(graph: tf.Graph) -> None:
             assert _stored() == {"elsewhere": "float32"}
         tf1.get_variable("here", [2])
     assert _stored() == {"in_thread": "float32", "here": "float16"}
-
-
-@pytest.mark.parametrize("level", _LEVELS)
-def test_products_and_losses_have_the_types_of_the_level(level: str) -> None:
-    with tfmp.precision(level) as precision:
-        w, b = tf1.get_variable("w", [3, 2]), tf1.get_variable("b", [2])
-        y = precision.cast(tf.ones([4, 3])) @ w + b
-        loss = tf.reduce_mean(tf.cast(y, tf.float32) ** 2)
-    half = "bfloat16" if "bfloat16" in level else "float16"
-    assert (y.dtype.name, loss.dtype.name) == ("float32" if level == "O0" else half, "float32")
-    grads = tf.gradients(loss, tf1.trainable_variables())
-    assert [each.dtype.name for each in grads] == list(_stored().values())
 
 
 def test_island_computes_in_float32_within_autocast() -> None:
