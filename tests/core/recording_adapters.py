@@ -10,7 +10,7 @@ from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.distribute import Distribution, SingleProcess
 from tfmp.core.overflow.found import Checked
-from tfmp.core.step.scaler import LossScaler
+from tfmp.core.step.scaler import Facts, LossScaler
 from tfmp.core.step.step import accumulate, step_of, take
 from tfmp.types import Done, Gradient, Gradients
 
@@ -114,7 +114,8 @@ def run(
     distribution: Distribution | None = None,
 ) -> Done:
     """Take a step with gradients of a scaled loss, or in true magnitude; `known` is what is known of the latter."""
-    return take(step_of(adapter, grads, scaler.facts(distribution), are_scaled=are_scaled, before=known))
+    facts = Facts(scaler, distribution or scaler.distribution(), scaler.manager.get_loss_scale())
+    return take(step_of(adapter, grads, facts, are_scaled=are_scaled, before=known))
 
 
 def take_step(

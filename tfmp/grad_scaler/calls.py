@@ -3,13 +3,13 @@
 import dataclasses
 import enum
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfmp.core import lists
-from tfmp.core.distribute import Distribution, SingleProcess, current_distribution, current_replica, on_replica
+from tfmp.core.distribute import SingleProcess, current_distribution, current_replica
 from tfmp.core.gradients.unscaled_gradients import UnscaledGradients, is_computed_from_scaled, is_zero
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.tensorflow_internals import control_flow_context, is_branch, is_unfinished_branch
@@ -190,16 +190,14 @@ class Calls:
                 "ended the iteration before."
             )
 
-    def note(
-        self, calls: Sequence[Call], found: Found | None, done: Sequence[Done], distribution: Distribution
-    ) -> Done:
+    def note(self, calls: Sequence[Call], found: Found | None, done: Sequence[Done]) -> Done:
         """Record calls, keep what they found, unless that is None, and return the op of all calls."""
         of_step = calls[0].stage is Stage.STEPPED
         here = self._calls.setdefault(self._places()[0], [])
         before = [op for op in [*done, *(each.op for each in here)] if op is not None]
         op = tf.group(*before)
         if found is not None:
-            added = distribution.once(lambda: self.findings.add(found, of_step=of_step, after=before))
+            added = _once(lambda: self.findings.add(found, of_step=of_step, after=before))
             op = tf.group(*before, added)
         if op is not None and not op.graph.building_function:
             # A `tf.function` orders its ops by itself, and a stored op would keep its graph alive.
@@ -235,7 +233,7 @@ class Calls:
         if not sets_scale:
             # First: if a user's manager raises an error, the next step must not take its gradients for unscaled ones.
             self._forget()
-        done = self._take(adjust, is_certain=is_certain, after=ops)
+        done = _once(lambda: self.findings.take(adjust, is_certain=is_certain, after=ops))
         if sets_scale:
             # Last: the iteration goes on if the manager refuses the user's scale.
             self._forget()
@@ -249,11 +247,7 @@ class Calls:
             return conditional_update(has_results, [], lambda _: adjust(found, tf.logical_not(found.applied)))
 
         self._forget()
-        return self._take(adjusted)
-
-    def _take(self, adjust: Adjust, *, is_certain: bool = False, after: Sequence[tf.Operation] = ()) -> Done:
-        distribution = current_distribution(is_distributed=False) if on_replica() else SingleProcess()
-        return distribution.once(lambda: self.findings.take(adjust, is_certain=is_certain, after=after))
+        return _once(lambda: self.findings.take(adjusted))
 
     def _forget(self) -> None:
         """Forget the calls that were made in this place, and in functions whose traces have ended."""
@@ -291,6 +285,12 @@ class Calls:
 
 #: Where a call is made: the graph that is being built, or for eager code the `Calls` object itself.
 _Place: TypeAlias = tf.Graph | Calls
+
+
+def _once(change: Callable[[], Done]) -> Done:
+    """Change the findings once for all replicas; `update` may also be called outside of them."""
+    is_outside = tf.distribute.in_cross_replica_context()
+    return (SingleProcess() if is_outside else current_distribution(is_distributed=False)).once(change)
 
 
 def _refuse_unknown(call: Call, grads: Gradients) -> None:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from tfmp.core import settings
-from tfmp.core.distribute import on_replica
 from tfmp.core.managers import FixedLossScaleManager
 from tfmp.core.step.properties import StepProperties
 from tfmp.grad_scaler.scaler import GradScaler
@@ -154,7 +153,7 @@ def _validate(scaler: StepProperties) -> None:
             "scaler must be the tfmp.GradScaler or tfmp.LossScaleOptimizer that train_step steps with, got "
             f"{scaler!r} of type {type(scaler).__name__}."
         )
-    if on_replica():
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         raise RuntimeError(
             "replay was called on a replica: call it outside of strategy.run, with a train_step that calls "
             "strategy.run."

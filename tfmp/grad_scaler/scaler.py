@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import GradientAccumulator
 from tfmp.core.adapter import OptimizerAdapter
-from tfmp.core.distribute import Distribution, SingleProcess
+from tfmp.core.distribute import SingleProcess
 from tfmp.core.managers import OWN_MANAGERS, Specification, get_loss_scale_manager
 from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
@@ -307,42 +307,38 @@ class GradScaler(StepsWithRanges, tf.Module):
         settings.refuse_class("optimizer", optimizer)
         given = [] if isinstance(grads, GradientAccumulator) else lists.gradients(grads)
         call = self._calls.unscale(optimizer, given, of_window=isinstance(grads, GradientAccumulator))
-        distribution, window, emptied = self._distribution(), None, None
+        window, emptied = None, None
         if isinstance(grads, GradientAccumulator):
             # Replicas end a window together, whether or not scaling is enabled.
             given, window, emptied = drain(grads, self._scaler.distribution())
-        averaged = self._averaged(given, distribution, are_scaled=window is None)
-        unscaled, call.before = self._unscaled(averaged, distribution, window)
+        averaged = self._averaged(given, are_scaled=window is None)
+        unscaled, call.before = self._unscaled(averaged, window)
         call.gradients.add(given if window is None else [], unscaled)
-        found = agree(call.before.found, self._scaler, distribution) if self._enabled else None
-        self._calls.note([call], found, [emptied], distribution)
+        found = agree(call.before.found, self._scaler, self._scaler.distribution()) if self._enabled else None
+        self._calls.note([call], found, [emptied])
         return unscaled
 
-    def _averaged(self, grads: Gradients, distribution: Distribution, *, are_scaled: bool = True) -> list[Gradient]:
+    def _averaged(self, grads: Gradients, *, are_scaled: bool = True) -> list[Gradient]:
         """Return the gradients averaged over Horovod's processes; warn if they `are_scaled`, and their loss was not."""
         lists.refuse_all_none(grads)
         grads = lists.of_tensors(grads)
         if self._enabled and are_scaled:
             self._watch.warn_if_not_scaled(grads, _NEVER_SCALED)
+        # A disabled scaler works anywhere, also under strategies that are not supported.
+        distribution = self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
         return distribution.mean(grads, [f"gradient {index}" for index in range(len(grads))], None)
 
-    def _unscaled(
-        self, averaged: list[Gradient], distribution: Distribution, window: Checked | None = None
-    ) -> tuple[list[Gradient], Checked]:
+    def _unscaled(self, averaged: list[Gradient], window: Checked | None = None) -> tuple[list[Gradient], Checked]:
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
         before = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
             return averaged, before._replace(unclipped=averaged)
-        facts = self._scaler.facts(distribution)
+        facts = self._scaler.facts()
         own = self._scaler.unscale(averaged, facts.loss_scale) if window is None else averaged
         found = facts.check(of_window=window is not None).find(own)
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
         return own, before._replace(found=found, grads=own, unclipped=own)
-
-    def _distribution(self) -> Distribution:
-        """Return how replicas act together; a disabled scaler, which works anywhere, acts as if alone."""
-        return self._scaler.distribution() if self._enabled or self._is_distributed else SingleProcess()
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -395,8 +391,10 @@ class GradScaler(StepsWithRanges, tf.Module):
         """
         pairs = validated_steps(steps, kwargs, refuses_complex=self._enabled)
         calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
-        # Gradients stay scaled, unless the user has unscaled some of them.
-        unscales, distribution = any(call.groups for call in calls), self._distribution()
+        groups = [group for call in calls for group in call.groups]
+        # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
+        is_checked = self._enabled or any(group.before.window_counts is not None for group in groups)
+        facts = self._scaler.facts() if is_checked else None
         passed = [[grad for grad, _ in own] for _, own in pairs]
         adapters = [
             adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
@@ -406,16 +404,15 @@ class GradScaler(StepsWithRanges, tf.Module):
             adapter.refuse_unknown_variables(own)
         for adapter in adapters:
             prepare(adapter)
+        # Gradients stay scaled, unless the user has unscaled some of them.
         parts = [
-            self._part(call, adapter, own, distribution, unscales)
+            self._part(call, adapter, own, unscales=bool(groups))
             for call, adapter, own in zip(calls, adapters, passed, strict=True)
         ]
         grads = [grad for part in parts for grad in part.grads]
         adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
         loss_scale = one = tf.constant(1.0)
-        # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
-        if self._enabled or (before is not None and before.window_counts is not None):
-            facts = self._scaler.facts()
+        if facts is not None:
             taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
             done, loss_scale = [taken], facts.loss_scale if self._enabled else one
         else:
@@ -428,25 +425,18 @@ class GradScaler(StepsWithRanges, tf.Module):
             for part in parts
             if isinstance(part.adapter, ScaledGradientsAdapter)
         ]
-        return self._calls.note(calls, found if self._enabled else None, done, distribution)
+        return self._calls.note(calls, found if self._enabled else None, done)
 
-    def _part(
-        self,
-        call: Call,
-        adapter: OptimizerAdapter,
-        passed: Gradients,
-        distribution: Distribution,
-        unscales: bool,
-    ) -> Part:
+    def _part(self, call: Call, adapter: OptimizerAdapter, passed: Gradients, *, unscales: bool) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
         grads, checks = lists.of_tensors(passed), [group.before for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)
-        averaged = self._averaged(rest, distribution)
+        averaged = self._averaged(rest)
         if not unscales:
             return Part(adapter, averaged, [], averaged)
-        unscaled, check = self._unscaled(averaged, distribution)
+        unscaled, check = self._unscaled(averaged)
         # The norm counts each gradient once.
         others = [None if is_counted else own for own, is_counted in zip(unscaled, call.got, strict=True)]
         given = [own if is_scaled else grad for grad, own, is_scaled in zip(grads, unscaled, call.scaled, strict=True)]

@@ -22,7 +22,6 @@ from tfmp.core.distribute import (
     current_distribution,
     current_replica,
     horovod_detection,
-    on_replica,
 )
 from tfmp.core.distribute.base import alike_on_all, forms_and_opposites
 from tfmp.types import Gradients
@@ -293,14 +292,11 @@ def test_what_cannot_be_distributed_is_refused(two_replicas: tf.distribute.Mirro
 
 
 def test_only_what_a_strategy_runs_is_on_a_replica(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    def here() -> tuple[bool, int | None]:
-        return on_replica(), current_replica()
-
-    seen = [here()]
+    seen = [current_replica()]
     with two_replicas.scope():
-        seen.append(here())
-    two_replicas.run(lambda: seen.append(here()))
-    assert seen == [(False, None), (False, None), (True, 0), (True, 1)]
+        seen.append(current_replica())
+    two_replicas.run(lambda: seen.append(current_replica()))
+    assert seen == [None, None, 0, 1]
     found = []
 
     @tf.function

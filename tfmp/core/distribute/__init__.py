@@ -56,11 +56,6 @@ def current_distribution(is_distributed: bool) -> Distribution:
     return MirroredWorkers() if isinstance(strategy, _STRATEGIES_OF_WORKERS) else Mirrored()
 
 
-def on_replica() -> bool:
-    """Return True if the running code is called on each replica of a `tf.distribute` strategy."""
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-
-
 def current_replica() -> int | None:
     """Return the number of the replica on which the running code is called; None outside of replicas."""
     # Not by its thread: a strategy uses new threads in each run, with numbers that other threads had before.

@@ -4,6 +4,7 @@ Values in half precision become float32 before they are scaled or unscaled, and 
 infinite in float16. Values in float64 stay in float64.
 """
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -14,13 +15,10 @@ from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 
-def scale(loss: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
-    """Multiply a loss by the loss scale; the result is in float64 if the loss is, otherwise in float32."""
-    loss = tf.convert_to_tensor(loss)
-    if not loss.dtype.is_floating:
-        raise TypeError(f"the loss must be of a floating-point type, got {loss.dtype.name}.")
-    loss = widen(loss)
-    return loss * tf.cast(loss_scale, loss.dtype)
+def scale(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Multiply a loss, or the values of a gradient; those in float64 stay in it, all others are returned in float32."""
+    values = widen(values)
+    return values * tf.cast(factor, values.dtype)
 
 
 def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -29,13 +27,8 @@ def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
     By a scale above 2**126 they become 0: its reciprocal is denormal, and CPU kernels replace it by 0.
     """
     lists.refuse_complex(grads)
-    reciprocal = tf.math.reciprocal(loss_scale)
-
-    def unscale_values(values: tf.Tensor) -> tf.Tensor:
-        values = widen(values)
-        return values * tf.cast(reciprocal, values.dtype)
-
-    return [map_values(unscale_values, grad) for grad in grads]
+    by_reciprocal = functools.partial(scale, factor=tf.math.reciprocal(loss_scale))
+    return [map_values(by_reciprocal, grad) for grad in grads]
 
 
 def cast(grad: Gradient, dtype: tf.DType) -> Gradient:

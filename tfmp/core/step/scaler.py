@@ -56,10 +56,9 @@ class LossScaler:
         """Return how the replicas of the step that is being built act together."""
         return current_distribution(self._is_distributed)
 
-    def facts(self, distribution: Distribution | None = None) -> "Facts":
+    def facts(self) -> "Facts":
         """Return what decides how the step that is being built runs."""
-        given = self.distribution() if distribution is None else distribution
-        return Facts(self, given, self.manager.get_loss_scale())
+        return Facts(self, self.distribution(), self.manager.get_loss_scale())
 
     @without_autograph
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
@@ -72,6 +71,9 @@ class LossScaler:
                 "right as it is. To do without scaling and checks, use the optimizer inside the LossScaleOptimizer as "
                 "it is, or pass enabled=False to tfmp.GradScaler."
             )
+        loss = tf.convert_to_tensor(loss)
+        if not loss.dtype.is_floating:
+            raise TypeError(f"the loss must be of a floating-point type, got {loss.dtype.name}.")
         return arithmetic.scale(loss, self.manager.get_loss_scale())
 
     @without_autograph
