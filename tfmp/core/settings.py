@@ -21,23 +21,19 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def real(name: str, value: float) -> float:
-    """Return a setting as a float; infinities and NaN are accepted."""
+def number(name: str, value: float, *, is_finite: bool = True) -> float:
+    """Return a setting as a float; infinities and NaN are refused if it `is_finite`."""
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     try:
-        return float(value)
+        found = float(value)
     except OverflowError:
         raise ValueError(
             f"{name} must be within the range of a float, got about 2**{int(value).bit_length()}."
         ) from None
-
-
-def number(name: str, value: float) -> float:
-    """Return a setting as a float that is finite."""
-    if not math.isfinite(real(name, value)):
+    if is_finite and not math.isfinite(found):
         raise ValueError(f"{name} must be finite, got {value!r}.")
-    return float(value)
+    return found
 
 
 def positive(name: str, value: float) -> float:

@@ -214,7 +214,7 @@ class ExponentialUpdateLossScaleManager(StatefulManager[Any]):
         bad = settings.count("bad_steps", bad_steps, least=1 - self._hysteresis)
         # A number beyond the range of float32 becomes infinite here, and then the highest scale.
         with np.errstate(over="ignore"):
-            scale = np.float32(settings.real("loss_scale", loss_scale))
+            scale = np.float32(settings.number("loss_scale", loss_scale, is_finite=False))
         return self._restart_with(
             loss_scale=self._scale_within_bounds(tf.constant(scale)), good_steps=np.int32(good), bad_steps=np.int32(bad)
         )

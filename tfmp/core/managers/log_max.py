@@ -185,7 +185,7 @@ class LogMaxLossScaleManager(StatefulManager[LogMaxState]):
             >>> float(manager.get_loss_scale())
             2048.0
         """
-        scale = settings.real("loss_scale", loss_scale)
+        scale = settings.number("loss_scale", loss_scale, is_finite=False)
         for name, steps in {"good_steps": good_steps, "bad_steps": bad_steps}.items():
             settings.number(name, steps)
         within = self._init_loss_scale if math.isnan(scale) else min(max(scale, self._min_loss_scale), self._highest)
