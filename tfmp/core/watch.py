@@ -174,16 +174,13 @@ class UnscaledLossWatch:
     """
 
     def __init__(self) -> None:
-        self._may_be_scaled = False
+        #: Set to True when a loss is scaled, or the scale read.
+        self.may_be_scaled = False
         self._told: set[str] = set()
-
-    def note(self) -> None:
-        """Remember that a loss was scaled, or the scale read."""
-        self._may_be_scaled = True
 
     def warn_if_not_scaled(self, grads: Gradients, message: str) -> None:
         """Warn if no loss was scaled, unless the graph of the gradients leaves it open."""
-        if self._may_be_scaled or message in self._told:
+        if self.may_be_scaled or message in self._told:
             return
         ops = messages.ops_of(grads)
         if not ops or not _may_be_of_scaled(ops):

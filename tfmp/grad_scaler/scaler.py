@@ -216,7 +216,7 @@ class GradScaler(StepsWithRanges, tf.Module):
     @property
     def loss_scale(self) -> tf.Tensor:
         """The loss scale, a float32 scalar; 1 if scaling is not enabled."""
-        self._watch.note()
+        self._watch.may_be_scaled = True
         return super().loss_scale if self._enabled else tf.constant(1.0)
 
     def prepare(self, optimizer: Any, variables: Iterable[Any]) -> None:  # noqa: ANN401 - of any host
@@ -263,7 +263,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         """
         if not self._enabled:
             return losses
-        self._watch.note()
+        self._watch.may_be_scaled = True
         return tf.nest.map_structure(self._scaler.scale, list(losses) if isinstance(losses, Iterator) else losses)
 
     @without_autograph

@@ -128,7 +128,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             ValueError: is_distributed=True, and nothing distributes the training; or `aggregation_dtype` was given, and
                 Horovod's own optimizer averages the gradients.
         """
-        self._watch.note()
+        self._watch.may_be_scaled = True
         if var_list is not None and not callable(var_list):
             # Eager TensorFlow accepts neither a single variable nor a nested structure.
             var_list = tf.nest.flatten(list(var_list) if isinstance(var_list, Iterator) else var_list)
