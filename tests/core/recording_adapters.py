@@ -115,7 +115,7 @@ def run(
 ) -> Done:
     """Take a step with gradients of a scaled loss, or in true magnitude; `known` is what is known of the latter."""
     facts = Facts(scaler, distribution or scaler.distribution(), scaler.manager.get_loss_scale())
-    return take(step_of(adapter, grads, facts, are_scaled=are_scaled, before=known))
+    return take(step_of(adapter, grads, facts, are_scaled=are_scaled, checked=known))
 
 
 def take_step(

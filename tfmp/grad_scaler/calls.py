@@ -39,7 +39,7 @@ class Call:
     #: The gradients that `unscale` got, and those that it returned.
     gradients: UnscaledGradients = dataclasses.field(default_factory=UnscaledGradients)
     #: What `unscale` found.
-    before: Checked = dataclasses.field(init=False, repr=False)
+    checked: Checked = dataclasses.field(init=False, repr=False)
     #: True if the gradients may be computed from those that an earlier call of `unscale` returned.
     may_be_unscaled_twice: bool = False
     used_by_step: bool = False
@@ -81,7 +81,7 @@ class Calls:
             return call
         given = [grad for grad in grads if grad is not None]
         # In a window the overflows of all variables were counted.
-        has_window = of_window or any(group.before.of_window for group in call.groups)
+        has_window = of_window or any(group.checked.of_window for group in call.groups)
         earlier = [group.gradients for group in call.groups]
         is_again = any(each.returned(grad) or each.got(grad) for each in earlier for grad in given)
         if has_window or is_again:
@@ -106,7 +106,7 @@ class Calls:
             )
         self._refuse_other_function(call, grads)
         for group in call.groups:
-            counts = group.before.window_counts
+            counts = group.checked.window_counts
             if counts is not None and counts.shape[0] != len(grads):
                 raise ValueError(
                     f"unscale returned {counts.shape[0]} gradients of the accumulator, and step got {len(grads)}: pass "

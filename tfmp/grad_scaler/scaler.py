@@ -16,7 +16,7 @@ from tfmp.core.overflow.detectors import OverflowDetector, validated_detector
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.spikes.detector import SpikeDetector, validated_spike_detector
 from tfmp.core.step.scaler import LossScaler
-from tfmp.core.step.step import agree, attempt, drain, step_of
+from tfmp.core.step.step import agree, apply_or_skip, drain, step_of
 from tfmp.core.tracing import without_autograph
 from tfmp.core.watch import UnscaledLossWatch
 from tfmp.grad_scaler.calls import Call, Calls
@@ -312,9 +312,9 @@ class GradScaler(StepsWithRanges, tf.Module):
             # Replicas end a window together, whether or not scaling is enabled.
             given, window, emptied = drain(grads, self._scaler.distribution())
         averaged = self._averaged(given, are_scaled=window is None)
-        unscaled, call.before = self._unscaled(averaged, window)
+        unscaled, call.checked = self._unscaled(averaged, window)
         call.gradients.add(given if window is None else [], unscaled)
-        found = agree(call.before.found, self._scaler, self._scaler.distribution()) if self._enabled else None
+        found = agree(call.checked.found, self._scaler, self._scaler.distribution()) if self._enabled else None
         self._calls.note([call], found, [emptied])
         return unscaled
 
@@ -330,15 +330,15 @@ class GradScaler(StepsWithRanges, tf.Module):
 
     def _unscaled(self, averaged: list[Gradient], window: Checked | None = None) -> tuple[list[Gradient], Checked]:
         """Return the unscaled gradients and the result of checking them; those of a `window` are unscaled already."""
-        before = Checked(Found(tf.constant(True))) if window is None else window
+        checked = Checked(Found(tf.constant(True))) if window is None else window
         if not self._enabled:
-            return averaged, before._replace(unclipped=averaged)
+            return averaged, checked._replace(unclipped=averaged)
         facts = self._scaler.facts()
         own = self._scaler.unscale(averaged, facts.loss_scale) if window is None else averaged
         found = facts.check(of_window=window is not None).find(own)
         if window is not None:
             found = window.found._replace(usable=tf.logical_and(window.found.usable, found.usable))
-        return own, before._replace(found=found, grads=own, unclipped=own)
+        return own, checked._replace(found=found, grads=own, unclipped=own)
 
     @without_autograph
     def step(self, optimizer: Any, grads_and_vars: GradsAndVars, **kwargs: Any) -> tf.Operation:  # noqa: ANN401
@@ -393,7 +393,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         calls = [self._calls.step(optimizer, [grad for grad, _ in own]) for optimizer, own in pairs]
         groups = [group for call in calls for group in call.groups]
         # A disabled scaler checks no gradients, but an accumulator has checked its own, and may drop the window.
-        is_checked = self._enabled or any(group.before.window_counts is not None for group in groups)
+        is_checked = self._enabled or any(group.checked.window_counts is not None for group in groups)
         facts = self._scaler.facts() if is_checked else None
         passed = [[grad for grad, _ in own] for _, own in pairs]
         adapters = [
@@ -410,13 +410,13 @@ class GradScaler(StepsWithRanges, tf.Module):
             for call, adapter, own in zip(calls, adapters, passed, strict=True)
         ]
         grads = [grad for part in parts for grad in part.grads]
-        adapter, before = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        adapter, checked = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
         loss_scale = one = tf.constant(1.0)
         if facts is not None:
-            taken, found = attempt(step_of(adapter, grads, facts, are_scaled=before is None, before=before))
+            taken, found = apply_or_skip(step_of(adapter, grads, facts, are_scaled=checked is None, checked=checked))
             done, loss_scale = [taken], facts.loss_scale if self._enabled else one
         else:
-            unclipped = grads if before is None or before.unclipped is None else before.unclipped
+            unclipped = grads if checked is None or checked.unclipped is None else checked.unclipped
             stored = self._scaler.norms.store_unchecked(unclipped, self._scaler.distribution)
             done, found = [apply_unscaled(adapter, grads), stored], Found(tf.constant(True))
         # An optimizer that skips steps by itself is called outside of the conditional.
@@ -429,7 +429,7 @@ class GradScaler(StepsWithRanges, tf.Module):
 
     def _part(self, call: Call, adapter: OptimizerAdapter, passed: Gradients, *, unscales: bool) -> Part:
         """Return the part of an optimizer in a step, with averaged gradients; unscaled if the step `unscales` them."""
-        grads, checks = lists.of_tensors(passed), [group.before for group in call.groups]
+        grads, checks = lists.of_tensors(passed), [group.checked for group in call.groups]
         rest = [grad if is_scaled else None for grad, is_scaled in zip(grads, call.scaled, strict=True)]
         if all(grad is None for grad in rest):
             return Part(adapter, grads, checks)

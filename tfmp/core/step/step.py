@@ -36,11 +36,11 @@ class Step(NamedTuple):
     #: Unscales, clips and applies the gradients; None if the optimizer itself applies them.
     program: Program | None
     #: What is known of the gradients already: from `GradScaler.unscale`, or from the micro-batches of a window.
-    before: Checked | None
+    checked: Checked | None
     #: The gradients whose norm is that of the step; None if nobody asks for it.
     measured: Measured | None
 
-    def hold(self, is_usable: tf.Tensor) -> "Held":
+    def hold(self, is_usable: tf.Tensor) -> "HeldByStep":
         """Return what differs between replicas.
 
         If this replica's gradients are not usable, no replica applies any, and the norm need not be right.
@@ -48,15 +48,15 @@ class Step(NamedTuple):
         clips = self.program is not None and self.program.clips
         # In a graph these are the sums that the check computes anyway. Eager code would compute them in each step, for
         # the few that are skipped.
-        has_sums = self.before is None and not tf.executing_eagerly()
-        return Held(
+        has_sums = self.checked is None and not tf.executing_eagerly()
+        return HeldByStep(
             list(self.grads),
             global_norm(self.grads, is_needed=is_usable) if clips else None,
             self.gradient_check.are_suspect(self.grads) if has_sums else None,
-            None if self.before is None else self.before.window_counts,
+            None if self.checked is None else self.checked.window_counts,
         )
 
-    def apply(self, held: "Held") -> Done:
+    def apply(self, held: "HeldByStep") -> Done:
         """Apply the gradients."""
         if self.program is None:
             return self.adapter.apply(held.grads)
@@ -64,7 +64,7 @@ class Step(NamedTuple):
         return self.program.run(held.grads, tf.ones([]) if self.loss_scale is None else self.loss_scale, held.norm)
 
 
-class Held(NamedTuple):
+class HeldByStep(NamedTuple):
     """What may differ between replicas: the argument of what the first replica's step runs for all of them."""
 
     grads: list[Gradient]
@@ -82,9 +82,9 @@ def step_of(
     facts: Facts,
     *,
     are_scaled: bool = False,
-    before: Checked | None = None,
+    checked: Checked | None = None,
 ) -> Step:
-    """Decide how a step with this replica's gradients runs; `before` is what is known of those in true magnitude.
+    """Decide how a step with this replica's gradients runs; `checked` is what is known of those in true magnitude.
 
     Scaled gradients stay scaled if the optimizer has a program that unscales them, and if they may be checked so. All
     others are unscaled, and cast to the types of their variables. If the adapter has a program, it applies them in
@@ -103,16 +103,16 @@ def step_of(
         are_summed=adapter.sums_first,
         overwritten=adapter.overwritten,
         are_scaled=scaled_by is not None,
-        of_window=before is not None and before.of_window,
+        of_window=checked is not None and checked.of_window,
     )
     measured = None
     if scaler.norms.are_wanted:
-        whole = list(map(unclipped, grads)) if before is None or before.unclipped is None else before.unclipped
+        whole = list(map(unclipped, grads)) if checked is None or checked.unclipped is None else checked.unclipped
         measured = _measured(adapter, whole, typed, reduced, facts, scaled_by)
     if program is None:
         # A program may also apply gradients in true magnitude.
         program = adapter.program(reduced)
-    return Step(adapter, reduced, facts, check, scaled_by, program, before, measured)
+    return Step(adapter, reduced, facts, check, scaled_by, program, checked, measured)
 
 
 def in_true_magnitude(adapter: OptimizerAdapter, grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:
@@ -155,7 +155,7 @@ def _measured(
 @without_autograph
 def take(step: Step) -> Done:
     """Take a step: check, agree, apply or record, adjust the loss scale by what was found, and count the step."""
-    done, found = attempt(step)
+    done, found = apply_or_skip(step)
 
     def advance() -> Done:
         on_step = step.adapter.on_step(found.applied)
@@ -165,10 +165,10 @@ def take(step: Step) -> Done:
 
 
 @without_autograph
-def attempt(step: Step) -> tuple[Done, Found]:
+def apply_or_skip(step: Step) -> tuple[Done, Found]:
     """Apply the gradients, unless one overflowed on any replica or the step is a spike; also return what was found."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
-    here = step.gradient_check.find(step.grads, step.before)
+    here = step.gradient_check.find(step.grads, step.checked)
     held = step.hold(here.usable)
     norm = None if step.measured is None else step.measured.norm(names, distribution, here.usable)
     spikes = scaler.norms.spikes
@@ -210,7 +210,7 @@ def agree(
     return Found(usable, agreed.get("max_abs"), found.complete, agreed.get("is_above"), spike)
 
 
-def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) -> Done:
+def _apply_or_record(step: Step, held: HeldByStep, found: Found, look: Look | None) -> Done:
     """Apply the gradients; or, if the step is skipped, store which of them overflowed, or made it a spike."""
     (scaler, distribution, _), names = step.facts, step.adapter.names
     # Made here, and not in a branch.
@@ -226,24 +226,24 @@ def _apply_or_record(step: Step, held: Held, found: Found, look: Look | None) ->
 
         return distribution.once(store)
 
-    def apply(held: Held) -> Done:
+    def apply(held: HeldByStep) -> Done:
         applied = step.apply(held)
         # Micro-batches that overflowed are counted, although the step is applied without them.
         return applied if held.window_counts is None else tf.group(applied, record(held.window_counts))
 
-    def count(held: Held) -> Done:
+    def count(held: HeldByStep) -> Done:
         counts = step.gradient_check.counts(held.grads, held.are_suspect)
         return record(counts if held.window_counts is None else counts + held.window_counts)
 
     if look is None:
         return distribution.conditional_update(found.applied, held, apply, count)
 
-    def describe(held: Held) -> Done:
+    def describe(held: HeldByStep) -> Done:
         norms = distribution.maximum(large_norm_of_each(held.grads), "norms_in_spike")
         described = distribution.once(lambda: scaler.norms.describe_spike(look, norms, names))
         return described if held.window_counts is None else tf.group(described, record(held.window_counts))
 
-    def skip(held: Held) -> Done:
+    def skip(held: HeldByStep) -> Done:
         return distribution.conditional_update(found.spike, held, describe, count)
 
     return distribution.conditional_update(found.applied, held, apply, skip)
@@ -258,9 +258,9 @@ def accumulate(adapter: OptimizerAdapter, grads: Gradients, facts: Facts, accumu
     with tf.control_dependencies([added]):
         is_full = accumulator.is_full
 
-    def end_window(_: Held) -> Done:
-        mean, before, emptied = drain(accumulator, facts.distribution)
-        return tf.group(take(step_of(adapter, mean, facts, before=before)), emptied)
+    def end_window(_: HeldByStep) -> Done:
+        mean, checked, emptied = drain(accumulator, facts.distribution)
+        return tf.group(take(step_of(adapter, mean, facts, checked=checked)), emptied)
 
     return facts.distribution.conditional_update(is_full, [], end_window, lambda _: tf.no_op())
 

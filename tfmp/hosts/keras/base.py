@@ -122,7 +122,7 @@ class OfAnyKeras(LossScaleOptimizer):
         self._loop.last_call = "compute_gradients"
         return list(zip(unscaled, variables, strict=True))
 
-    def _step(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Done:
+    def _take_step_of_loop(self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts) -> Done:
         """Take a step with gradients, which the loop may have unscaled, and remember that they were applied."""
         are_scaled = self._loop.are_scaled(grads, by_default=self._unscales_by_default)
         adapter.refuse_unknown_variables(grads)

@@ -202,7 +202,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
-        self._step(adapter, grads, facts)
+        self._take_step_of_loop(adapter, grads, facts)
         return self.iterations
 
     def _may_unscale_late(self) -> bool:

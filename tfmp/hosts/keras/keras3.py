@@ -200,7 +200,7 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         adapter = Keras3Adapter(
             self.inner_optimizer, variables, leaves_out_none=False, compiler=compiler, method=method
         )
-        self._step(adapter, grads, facts)
+        self._take_step_of_loop(adapter, grads, facts)
         self._adjust_float8_scales(variables, before=facts.loss_scale)
 
     def _adjust_float8_scales(self, variables: Iterable[keras.Variable], before: tf.Tensor) -> None:

@@ -157,7 +157,7 @@ class LossScaleOptimizerLegacy(OfKeras2):
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
         adapter.prepare([variable for grad, variable in pairs if grad is not None])
-        done = self._step(adapter, grads, facts)
+        done = self._take_step_of_loop(adapter, grads, facts)
         # Where Keras trains in a graph, it initializes the variables that it made, and those that it is told of.
         initialize_with_session(self._keras, self._state_in_graph())
         return self.iterations if tf.executing_eagerly() else done

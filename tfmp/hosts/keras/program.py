@@ -134,7 +134,7 @@ class KerasProgram(NamedTuple):
 
     def _run_kept(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         """Update the variables in eager code by the program that was traced with these settings, from the second on."""
-        programs, key = self.compiler.programs, self._key(len(tensors))
+        programs, key = self.compiler.programs, self._key_of_settings(len(tensors))
         if key in programs:
             # The numbers of rows of sparse gradients differ between calls.
             program = programs.pop(key) or _function(self._run_compiled, reduce_retracing=True)
@@ -144,21 +144,21 @@ class KerasProgram(NamedTuple):
         self._update(self.compiler.optimizer(), self.variables, grads, tensors)
         # A program would not repeat what the optimizer changes in Python at each step, as Nadam of Keras 2 does.
         # Attributes that it only notes once are there at the next step.
-        if self._key(len(tensors)) == key:
+        if self._key_of_settings(len(tensors)) == key:
             programs[key] = None
             if len(programs) > _MOST_KEPT:
                 del programs[next(iter(programs))]
 
-    def _key(self, num_tensors: int) -> Hashable:
+    def _key_of_settings(self, num_tensors: int) -> Hashable:
         """Return what is equal while only the arguments of the update and the values of variables change."""
         parts = self.compiler.parts(self.variables)
         own = [[item for item in vars(part).items() if not item[0].startswith(TRACKING_PREFIX)] for part in parts]
         names = ("trainable", "constraint", "overwrite_with_gradient")
         of_variables = [[each, *(getattr(each, name, None) for name in names)] for each in self.variables]
-        return _key([parts, own, of_variables, self.compiler.version, self.method, self.options, num_tensors])
+        return _comparable([parts, own, of_variables, self.compiler.version, self.method, self.options, num_tensors])
 
 
-def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a setting may be
+def _comparable(value: Any) -> Hashable:  # noqa: ANN401 - whatever a setting may be
     """Return what is equal for settings that are the same; what may change unseen equals nothing."""
     if value is None or isinstance(value, int | float | complex | str | bytes | np.generic):
         # As text: 1 equals True, 0.0 equals -0.0, and NaN does not equal itself.
@@ -166,9 +166,9 @@ def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a setting may be
     if isinstance(value, dict):
         value = list(value.items())
     if isinstance(value, list | tuple):
-        return tuple(map(_key, value))
+        return tuple(map(_comparable, value))
     if isinstance(value, set | frozenset):
-        return frozenset(map(_key, value))
+        return frozenset(map(_comparable, value))
     is_known = isinstance(value, re.Pattern) or is_from(OWN_PACKAGES, type(value).__module__)
     return _Identity(value) if is_known else object()
 
