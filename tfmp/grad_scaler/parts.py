@@ -13,7 +13,7 @@ from tfmp.core.distribute.horovod_detection import is_horovods
 from tfmp.core.overflow.detectors import KINDS
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.hosts.keras.adapters import Keras3Adapter, KerasAdapter, LegacyAdapter
-from tfmp.hosts.keras.program import UpdateCompilers
+from tfmp.hosts.keras.program import ProgramsByOptimizer
 from tfmp.hosts.tf1.adapter import TF1Adapter
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -127,7 +127,7 @@ def adapter_of(
     optimizer: Any,  # noqa: ANN401 - of any host
     variables: Sequence[Any],
     kwargs: Mapping[str, Any],
-    compilers: UpdateCompilers,
+    programs: ProgramsByOptimizer,
 ) -> OptimizerAdapter:
     """Return the adapter for an optimizer's type."""
     is_of_keras = keras_of(optimizer, "optimizers.Optimizer") is not None
@@ -137,10 +137,10 @@ def adapter_of(
         return TF1Adapter(optimizer, variables, kwargs)
     if keras_of(optimizer, "optimizers.legacy.Optimizer") is not None:
         return LegacyAdapter(optimizer, variables, kwargs)
-    if not kwargs and is_of_keras and compilers.of(optimizer).runs_keras_alone([optimizer]):
+    if not kwargs and is_of_keras and programs.of(optimizer).runs_keras_alone([optimizer]):
         # A user's class may do more in `apply_gradients` than Keras' own classes do.
         kind = Keras3Adapter if is_optimizer_of_keras3(optimizer) else KerasAdapter
-        return kind(optimizer, variables, compiler=compilers.of(optimizer))
+        return kind(optimizer, variables, programs=programs.of(optimizer))
     return OptimizerAdapter(optimizer, variables, kwargs)
 
 

@@ -32,7 +32,7 @@ from tfmp.grad_scaler.parts import (
     validated_optimizer,
     validated_steps,
 )
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
+from tfmp.hosts.keras.program import JitCompile, ProgramsByOptimizer
 from tfmp.ranges.gradient_ranges import StepsWithRanges
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
@@ -160,7 +160,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         self._norms = self._scaler.norms
         self._watch = UnscaledLossWatch()
         self._jit_compile = jit_compile
-        self._compilers = UpdateCompilers(jit_compile)
+        self._programs = ProgramsByOptimizer(jit_compile)
         self._findings = Findings(needs_max_abs=manager.needs_max_abs, has_detector=self.spike_detector is not None)
         self._calls = Calls(self._findings, is_strict=self._enabled)
 
@@ -240,7 +240,7 @@ class GradScaler(StepsWithRanges, tf.Module):
             0.0
         """
         listed = lists.variables("variables", variables)
-        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._compilers))
+        prepare(adapter_of(validated_optimizer(optimizer), listed, {}, self._programs))
 
     @without_autograph
     def scale(self, losses: Any) -> Any:  # noqa: ANN401 - of any structure
@@ -397,8 +397,7 @@ class GradScaler(StepsWithRanges, tf.Module):
         facts = self._scaler.facts() if is_checked else None
         passed = [[grad for grad, _ in own] for _, own in pairs]
         adapters = [
-            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._compilers)
-            for optimizer, own in pairs
+            adapter_of(optimizer, [variable for _, variable in own], kwargs, self._programs) for optimizer, own in pairs
         ]
         for adapter, own in zip(adapters, passed, strict=True):
             adapter.refuse_unknown_variables(own)

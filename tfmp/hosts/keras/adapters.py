@@ -11,7 +11,7 @@ from tfmp.any_keras.which import is_foreign, is_optimizer_of_keras3
 from tfmp.core.adapter import OptimizerAdapter
 from tfmp.core.tensorflow_internals import within_xla
 from tfmp.core.tracing import outside_of_functions
-from tfmp.hosts.keras.program import KerasProgram, UpdateCompiler
+from tfmp.hosts.keras.program import KerasProgram, UpdatePrograms
 from tfmp.types import Done, Gradients
 
 
@@ -21,7 +21,7 @@ class KerasAdapter(OptimizerAdapter):
     Beside the arguments of `OptimizerAdapter`:
 
     Args:
-        compiler: Says whether XLA compiles the program; None if gradients are to be unscaled before they come here.
+        programs: Say whether XLA compiles the update; None if gradients are to be unscaled before they come here.
         is_summed: True if the gradients are summed over the replicas already; for an optimizer of Keras 2.
         counts_skipped_steps: True if a skipped step also increments `iterations`, as in the own wrapper of Keras 2.
         method: The method of an optimizer of Keras 3 that is called: "apply_gradients" or "apply".
@@ -35,13 +35,13 @@ class KerasAdapter(OptimizerAdapter):
         *,
         average: Callable[[Gradients], Gradients] | None = None,
         leaves_out_none: bool = True,
-        compiler: UpdateCompiler | None = None,
+        programs: UpdatePrograms | None = None,
         is_summed: bool = False,
         counts_skipped_steps: bool = False,
         method: str = "apply_gradients",
     ) -> None:
         super().__init__(optimizer, variables, kwargs, average=average, leaves_out_none=leaves_out_none)
-        self._compiler = compiler
+        self._programs = programs
         self._is_summed = is_summed
         self._counts_skipped_steps = counts_skipped_steps
         self._method = method
@@ -64,13 +64,13 @@ class KerasAdapter(OptimizerAdapter):
             for grad, dtype in zip(grads, self.dtypes, strict=True)
         )
         # Under a strategy the check needs unscaled gradients, whose sum over the replicas could overflow.
-        if self._compiler is None or tf.distribute.has_strategy() or self.overwritten or not stay_finite:
+        if self._programs is None or tf.distribute.has_strategy() or self.overwritten or not stay_finite:
             return None
         taken = [index for index, grad in enumerate(grads) if grad is not None or not self._leaves_out_none]
         variables = [self.variables[index] for index in taken]
-        if not (within_xla() or self._compiler.compiles(variables)):
+        if not (within_xla() or self._programs.compiles(variables)):
             return None
-        return KerasProgram(self._compiler, taken, variables, self._method, self._kwargs)
+        return KerasProgram(self._programs, taken, variables, self._method, self._kwargs)
 
     def on_step(self, applied: tf.Tensor) -> Done:
         """Increment the optimizer's `iterations` after a skipped step, if they are to count skipped steps."""

@@ -25,7 +25,7 @@ from tfmp.hosts.keras.arguments import (
 )
 from tfmp.hosts.keras.checkpoints import CheckpointedAsInner, continue_at, manager_from_keras
 from tfmp.hosts.keras.files import SavedAsInner, StateInFiles
-from tfmp.hosts.keras.program import JitCompile, UpdateCompilers
+from tfmp.hosts.keras.program import JitCompile, ProgramsByOptimizer
 from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 
 
@@ -203,7 +203,7 @@ class LossScaleOptimizerKeras(CheckpointedAsInner, SavedAsInner, OfAnyKeras):
         **settings: Any,  # noqa: ANN401 - as of the base class
     ) -> None:
         self._jit_compile = jit_compile
-        self._compilers = UpdateCompilers(jit_compile)
+        self._programs = ProgramsByOptimizer(jit_compile)
         super().__init__(*arguments, **settings)
 
     def _set_up(self, *arguments: Any) -> None:  # noqa: ANN401 - as of the base class

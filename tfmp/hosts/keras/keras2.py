@@ -198,7 +198,7 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             {} if name is None else {"name": name},
             average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
             leaves_out_none=False,
-            compiler=self._compilers.of(self.inner_optimizer) if self._may_unscale_late() else None,
+            programs=self._programs.of(self.inner_optimizer) if self._may_unscale_late() else None,
             is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )

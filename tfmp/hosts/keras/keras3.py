@@ -196,9 +196,9 @@ class LossScaleOptimizerKeras3(LossScaleOptimizerKeras, keras.optimizers.LossSca
         if self._loop.last_call == "get_unscaled_gradients":
             _refuse_divided_next_values(variables)
         lists.refuse_all_none(grads)
-        compiler, facts = self._compilers.of(self.inner_optimizer), self._scaler.facts()
+        programs, facts = self._programs.of(self.inner_optimizer), self._scaler.facts()
         adapter = Keras3Adapter(
-            self.inner_optimizer, variables, leaves_out_none=False, compiler=compiler, method=method
+            self.inner_optimizer, variables, leaves_out_none=False, programs=programs, method=method
         )
         self._take_step_of_loop(adapter, grads, facts)
         self._adjust_float8_scales(variables, before=facts.loss_scale)

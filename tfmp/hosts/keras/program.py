@@ -55,7 +55,7 @@ class KerasProgram(NamedTuple):
     Eager code keeps this object, which therefore holds no gradients, and the optimizer only weakly.
     """
 
-    compiler: "UpdateCompiler"
+    programs: "UpdatePrograms"
     #: The indices of the gradients that are passed to the optimizer, and the variables that they are for.
     taken: Sequence[int]
     variables: Sequence[_Variable]
@@ -70,11 +70,11 @@ class KerasProgram(NamedTuple):
 
         Within the optimizer XLA would sum the squares again, and slowly, on one core.
         """
-        optimizer = self.compiler.optimizer()
+        optimizer = self.programs.optimizer()
         # Keras prefers clipnorm, clips the sums of a window at its end, and a user's code may change gradients before.
         of_each, of_all = ((norm or 0) > 0 for norm in (optimizer.clipnorm, optimizer.global_clipnorm))
         clips = of_all and not of_each and not getattr(optimizer, "gradient_accumulation_steps", None)
-        return clips and self.compiler.is_by_keras_alone(self.variables)
+        return clips and self.programs.is_by_keras_alone(self.variables)
 
     def run(self, grads: Gradients, loss_scale: tf.Tensor, norm: tf.Tensor | None) -> Done:
         """Divide the gradients by the loss scale, clip and apply them."""
@@ -83,7 +83,7 @@ class KerasProgram(NamedTuple):
         # A tape around the call would need a gradient of the program.
         with unrecorded():
             if within_xla():
-                self._update(self.compiler.optimizer(), self.variables, taken, tensors)
+                self._update(self.programs.optimizer(), self.variables, taken, tensors)
             elif tf.executing_eagerly():
                 self._run_kept(taken, tensors)
             else:
@@ -123,9 +123,9 @@ class KerasProgram(NamedTuple):
 
     def _run_compiled(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         """Update the variables in a `tf.function` by a compiled program, or by several that variables share."""
-        optimizer = self.compiler.optimizer()
+        optimizer = self.programs.optimizer()
         clips_all = optimizer.global_clipnorm is not None and len(tensors) == 1
-        can_be_split = not clips_all and self.compiler.is_by_keras_alone(self.variables)
+        can_be_split = not clips_all and self.programs.is_by_keras_alone(self.variables)
         if can_be_split and run_shared(self._update, optimizer, self.variables, grads, tensors):
             return
         program = _function(self._update, optimizer, self.variables, jit_compile=True)
@@ -134,28 +134,28 @@ class KerasProgram(NamedTuple):
 
     def _run_kept(self, grads: Gradients, tensors: Sequence[tf.Tensor]) -> None:
         """Update the variables in eager code by the program that was traced with these settings, from the second on."""
-        programs, key = self.compiler.programs, self._key_of_settings(len(tensors))
-        if key in programs:
+        kept, key = self.programs.kept, self._key_of_settings(len(tensors))
+        if key in kept:
             # The numbers of rows of sparse gradients differ between calls.
-            program = programs.pop(key) or _function(self._run_compiled, reduce_retracing=True)
+            program = kept.pop(key) or _function(self._run_compiled, reduce_retracing=True)
             program(grads, tensors)
-            programs[key] = program
+            kept[key] = program
             return
-        self._update(self.compiler.optimizer(), self.variables, grads, tensors)
+        self._update(self.programs.optimizer(), self.variables, grads, tensors)
         # A program would not repeat what the optimizer changes in Python at each step, as Nadam of Keras 2 does.
         # Attributes that it only notes once are there at the next step.
         if self._key_of_settings(len(tensors)) == key:
-            programs[key] = None
-            if len(programs) > _MOST_KEPT:
-                del programs[next(iter(programs))]
+            kept[key] = None
+            if len(kept) > _MOST_KEPT:
+                del kept[next(iter(kept))]
 
     def _key_of_settings(self, num_tensors: int) -> Hashable:
         """Return what is equal while only the arguments of the update and the values of variables change."""
-        parts = self.compiler.parts(self.variables)
+        parts = self.programs.parts(self.variables)
         own = [[item for item in vars(part).items() if not item[0].startswith(TRACKING_PREFIX)] for part in parts]
         names = ("trainable", "constraint", "overwrite_with_gradient")
         of_variables = [[each, *(getattr(each, name, None) for name in names)] for each in self.variables]
-        return _comparable([parts, own, of_variables, self.compiler.version, self.method, self.options, num_tensors])
+        return _comparable([parts, own, of_variables, self.programs.version, self.method, self.options, num_tensors])
 
 
 def _comparable(value: Any) -> Hashable:  # noqa: ANN401 - whatever a setting may be
@@ -192,8 +192,8 @@ def _function(run: Callable[..., None], *arguments: Any, **options: Any) -> Any:
     return tf.function(functools.partial(run, *arguments), autograph=False, **options)
 
 
-class UpdateCompiler:
-    """Says whether XLA compiles the update of an optimizer, to which it refers weakly, and has what eager code keeps.
+class UpdatePrograms:
+    """The programs of one optimizer, held weakly: says which updates XLA compiles, and has those that eager code keeps.
 
     With "auto", a user's code is never compiled, since it may print, for example. With True it is compiled, but not in
     eager code, which keeps the program: a user's code may depend on anything.
@@ -205,7 +205,7 @@ class UpdateCompiler:
         self._told_of_debugging = False
         self._last_asked: tuple[list[int], bool] = ([], False)
         #: The programs of eager code by their settings, those used last at the end; None after the first update.
-        self.programs: dict[Hashable, Any] = {}
+        self.kept: dict[Hashable, Any] = {}
         #: Changes whenever anything in the classes of an update is replaced, by Keras' own code too.
         self.version = 0
         self._classes: dict[type, tuple[Sequence[object], bool]] = {}
@@ -284,22 +284,22 @@ class UpdateCompiler:
         return watched
 
 
-class UpdateCompilers:
-    """The compilers of optimizers, one for each; those of optimizers that are gone are forgotten. Copies are empty."""
+class ProgramsByOptimizer:
+    """The programs of each optimizer. Those of optimizers that are gone are forgotten; copies are empty."""
 
     def __init__(self, jit_compile: JitCompile) -> None:
         if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
             raise ValueError(f'jit_compile must be True, False or "auto", got {jit_compile!r}.')
         self._jit_compile = jit_compile
-        self._each: weakref.WeakKeyDictionary[_Optimizer, UpdateCompiler] = weakref.WeakKeyDictionary()
+        self._each: weakref.WeakKeyDictionary[_Optimizer, UpdatePrograms] = weakref.WeakKeyDictionary()
 
-    def __reduce__(self) -> tuple[type["UpdateCompilers"], tuple[JitCompile]]:
-        return UpdateCompilers, (self._jit_compile,)
+    def __reduce__(self) -> tuple[type["ProgramsByOptimizer"], tuple[JitCompile]]:
+        return ProgramsByOptimizer, (self._jit_compile,)
 
-    def of(self, optimizer: _Optimizer) -> UpdateCompiler:
-        """Return the compiler of an optimizer of Keras 2 or Keras 3."""
+    def of(self, optimizer: _Optimizer) -> UpdatePrograms:
+        """Return the programs of an optimizer of Keras 2 or Keras 3."""
         if optimizer not in self._each:
-            self._each[optimizer] = UpdateCompiler(optimizer, self._jit_compile)
+            self._each[optimizer] = UpdatePrograms(optimizer, self._jit_compile)
         return self._each[optimizer]
 
 
