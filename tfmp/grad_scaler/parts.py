@@ -209,11 +209,9 @@ class Part(NamedTuple):
     scaled: Gradients | None = None
 
 
-def joined(parts: Sequence[Part]) -> Checked | None:
-    """Join what is known of the gradients of all parts, each with one window at most; None if they are scaled."""
+def joined(parts: Sequence[Part]) -> Checked:
+    """Join what is known of the gradients of all parts, which are unscaled, each with one window at most."""
     checks = [check for part in parts for check in part.checks]
-    if not checks:
-        return None
     each = [check.found for check in checks]
     found = each[0]
     if len(checks) > 1:

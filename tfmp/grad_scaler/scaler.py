@@ -409,7 +409,8 @@ class GradScaler(StepsWithRanges, tf.Module):
             for call, adapter, own in zip(calls, adapters, passed, strict=True)
         ]
         grads = [grad for part in parts for grad in part.grads]
-        adapter, checked = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters), joined(parts)
+        adapter = adapters[0] if len(adapters) == 1 else AdaptersTogether(adapters)
+        checked = joined(parts) if groups else None
         loss_scale = one = tf.constant(1.0)
         if facts is not None:
             taken, found = apply_or_skip(step_of(adapter, grads, facts, are_scaled=checked is None, checked=checked))

@@ -194,9 +194,15 @@ def _validated(given: Iterable[Gradient]) -> list[Gradient]:
     return grads
 
 
-def keep_unclipped(grad: Gradient) -> None:
-    """Let what is clipped from a gradient be known as such; the gradient then lives as long as that."""
-    _remember(grad, None)
+def keep_unclipped(grad: Gradient, before: Gradient = None) -> None:
+    """Let what is clipped from a gradient be known as such; the gradient then lives as long as that.
+
+    `before` is the gradient from which this one was clipped itself.
+    """
+    values = lists.values(grad)
+    if values is not None:
+        known, number = _known_with(grad), id(values)
+        known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
 
 
 def unclipped(grad: Gradient) -> Gradient:
@@ -208,15 +214,8 @@ def unclipped(grad: Gradient) -> Gradient:
 def _noted(clipped: Gradient, grad: Gradient) -> Gradient:
     """Return a gradient that was clipped from another one, and remember that, if the other one is known."""
     if id(lists.values(grad)) in _known_with(grad):
-        _remember(clipped, unclipped(grad))
+        keep_unclipped(clipped, unclipped(grad))
     return clipped
-
-
-def _remember(grad: Gradient, before: Gradient) -> None:
-    values = lists.values(grad)
-    if values is not None:
-        known, number = _known_with(grad), id(values)
-        known[number] = weakref.ref(values, lambda _: known.pop(number, None)), before
 
 
 def _known_with(grad: Gradient) -> _Known:
