@@ -211,7 +211,11 @@ def test_mean_travels_in_the_type_that_is_asked_for(dtype: tf.DType | None) -> N
     assert dense.numpy().tolist() == [2, 6]
     assert none is None
     # Rows of all processes, each divided by their number.
-    assert (gathered.values.numpy().tolist(), gathered.indices.numpy().tolist()) == ([[1], [1]], [1, 1])
+    assert [each.numpy().tolist() for each in (gathered.values, gathered.indices, gathered.dense_shape)] == [
+        [[1], [1]],
+        [1, 1],
+        [3, 1],
+    ]
     assert {dense.dtype, gathered.dtype} == {tf.float32}
     travelled = dtype or tf.float32
     assert processes.sent == [
@@ -274,7 +278,10 @@ def test_replicas_are_found_with_either_setting_and_not_beside_several_processes
     assert found(two_replicas) == {"Mirrored()"}
     # Replicas of workers are told from those of one process.
     assert found(tf.distribute.MultiWorkerMirroredStrategy()) == {"MirroredWorkers()"}
+    # Outside of a strategy a process is alone, unless the user says that Horovod's processes train together.
+    assert repr(current_distribution(is_distributed)) == "SingleProcess()"
     run_horovod(monkeypatch, 2)
+    assert repr(current_distribution(is_distributed)) == ("Horovod()" if is_distributed else "SingleProcess()")
     with pytest.raises(NotImplementedError, match="Horovod runs 2 processes, and MirroredStrategy is active in this"):
         found(two_replicas)
 

@@ -21,11 +21,6 @@ def test_scaled_loss_is_at_least_float32(dtype: tf.DType) -> None:
     assert float(scaled) == 3 * 2.0**20
 
 
-def test_integer_loss_is_refused() -> None:
-    with pytest.raises(TypeError, match="floating-point type, got int32"):
-        arithmetic.scale(tf.constant(3), tf.constant(8.0))
-
-
 @in_every_form
 @of_every_type
 def test_unscaled_gradient_has_true_magnitude_and_keeps_its_form(dtype: tf.DType, form: str) -> None:

@@ -176,6 +176,10 @@ _OUT_OF_RANGE = {
             {"init_scale": 4, "max_loss_scale": 2},
             "init_scale (init_loss_scale) must not be greater than max_loss_scale",
         ),
+        (
+            {"mode": "log_max", "init_scale": 2**25},
+            "init_scale (init_loss_scale) must not be greater than max_loss_scale (by default), got ",
+        ),
         ({"max_loss_scale": math.nan}, "max_loss_scale must be finite, got nan."),
         ({"mode": "log_max", "max_loss_scale": 1000}, "max_loss_scale must be a power of two, got 1000.0."),
         (0.5, "loss_scale must be a float32 number of at least 1, got 0.5: a manager with a lower min_loss_scale al"),
@@ -200,7 +204,11 @@ _OF_ANOTHER_TYPE = {
     "as Keras": [({"initial_scale": "8"}, "initial_scale must be a number, got '8' of type str.")],
     "described": [
         ({"scale_factor": "2"}, "scale_factor must be a number, got '2' of type str."),
-        ({"init_scale": "incr_ratio, got 8"}, "init_scale (init_loss_scale) must be a number, got 'incr_ratio, got 8'"),
+        # What the user gave is shown as it is.
+        (
+            {"init_scale": "init_loss_scale, got 8"},
+            "init_scale (init_loss_scale) must be a number, got 'init_loss_scale, got 8'",
+        ),
         ({"max_loss_scale": "8"}, "max_loss_scale must be a number, got '8' of type str."),
         ({"min_loss_scale": "8"}, "min_loss_scale must be a number, got '8' of type str."),
         *((bad, "a loss scale is described by a tfmp.LossScaleManager, a number, a name or ") for bad in (True, [512])),

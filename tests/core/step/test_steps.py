@@ -207,6 +207,11 @@ class _Recording(SingleProcess):
         return [None if grad is None else tf.cast(grad, tf.float32) for grad in travelling]
 
 
+def test_integer_loss_is_refused() -> None:
+    with pytest.raises(TypeError, match="the loss must be of a floating-point type, got int32"):
+        scaler_of(halving()).scale(tf.constant(3))
+
+
 @pytest.mark.parametrize(
     ("aggregation_dtype", "are_scaled", "value", "dtype", "sent"),
     [

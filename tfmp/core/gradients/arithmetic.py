@@ -15,13 +15,10 @@ from tfmp.core.tensorflow_internals import within_xla
 from tfmp.types import Gradient, Gradients
 
 
-def scale(loss: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Multiply a loss, or the values of a gradient; the result is in float64 if they are, otherwise in float32."""
-    loss = tf.convert_to_tensor(loss)
-    if not loss.dtype.is_floating:
-        raise TypeError(f"the loss must be of a floating-point type, got {loss.dtype.name}.")
-    loss = widen(loss)
-    return loss * tf.cast(factor, loss.dtype)
+def scale(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Multiply a loss, or the values of a gradient; those in float64 stay in it, all others are returned in float32."""
+    values = widen(values)
+    return values * tf.cast(factor, values.dtype)
 
 
 def unscale(grads: Gradients, loss_scale: tf.Tensor) -> list[Gradient]:

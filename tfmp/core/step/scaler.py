@@ -71,6 +71,9 @@ class LossScaler:
                 "right as it is. To do without scaling and checks, use the optimizer inside the LossScaleOptimizer as "
                 "it is, or pass enabled=False to tfmp.GradScaler."
             )
+        loss = tf.convert_to_tensor(loss)
+        if not loss.dtype.is_floating:
+            raise TypeError(f"the loss must be of a floating-point type, got {loss.dtype.name}.")
         return arithmetic.scale(loss, self.manager.get_loss_scale())
 
     @without_autograph
