@@ -92,17 +92,17 @@ def _main() -> None:
     def tell_states(behaviour: str, rows: dict[str, dict[str, Any]]) -> None:
         for row, settings in rows.items():
             for state in states(fed, hvd=hvd, **settings):
-                _tell(f"STATE {hvd.rank()} {behaviour}/{row}", state)
+                _tell(f"{hvd.rank()} {behaviour}/{row}", state)
 
     tell_states("v2", WAYS)
     tf1.disable_v2_behavior()
     tell_states("v1", {**ROWS, "clipped_apart": CLIPPED_APART})
     for way, settings in WAYS.items():
-        _tell(f"SMALL {hvd.rank()} {way}", _small_gradients(hvd, settings))
+        _tell(f"{hvd.rank()} small/{way}", _small_gradients(hvd, settings))
 
 
-def _tell(title: str, value: Any) -> None:
-    print(title, json.dumps(value), flush=True)  # noqa: T201 - a command line prints
+def _tell(name: str, value: Any) -> None:
+    print("STATE", name, json.dumps(value), flush=True)  # noqa: T201 - a command line prints
 
 
 if __name__ == "__main__":

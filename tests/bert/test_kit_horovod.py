@@ -1,8 +1,6 @@
 """The kit in two processes that Horovod connects: both take the same steps."""
 
 import functools
-import json
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,21 +13,18 @@ import replica_processes
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("no_graph_rewrite_after")]
 
-_Told = Callable[..., list[Any]]
+#: Finds what a worker printed by its rank and the name of the training.
+_Told = Callable[[int, str], list[Any]]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
-    """Run the workers once; return a function that finds printed values by title, rank and name of the training."""
+    """Run the workers once."""
     program = [sys.executable, bert_kit_workers.__file__]
     directory = tmp_path_factory.mktemp("workers")
     finished = replica_processes.run(replica_processes.under_horovod(program), directory, 150)
     assert finished.codes == [0], finished
-
-    def lines(title: str, rank: int, way: str = "-") -> list[Any]:
-        return [json.loads(line) for line in re.findall(rf"{title} {rank} {way} (.*)$", finished.logs[0], re.MULTILINE)]
-
-    return lines
+    return lambda rank, name: finished.states(f"{rank} {name}")[0]
 
 
 def _means(fed: list[list[list[np.ndarray]]]) -> list[list[np.ndarray]]:
@@ -43,7 +38,7 @@ def _on_the_mean(row: str) -> list[dict[str, Any]]:
 
 def _assert_each_is(expected: list[dict[str, Any]], row: str, told: _Told) -> None:
     for rank in range(bert_kit_workers.WORKERS):
-        states = told("STATE", rank, row)
+        states = told(rank, row)
         assert len(states) == len(expected)
         for run, (state, own) in enumerate(zip(states, expected, strict=True)):
             assert set(state) == set(own)
@@ -83,6 +78,6 @@ def test_workers_that_share_windows_each_clip_their_own_gradients(told: _Told) -
 @pytest.mark.parametrize("way", bert_kit_workers.WAYS)
 def test_gradients_travel_scaled(way: str, told: _Told) -> None:
     for rank in range(bert_kit_workers.WORKERS):
-        (small,) = told("SMALL", rank, way)
+        (small,) = told(rank, f"small/{way}")
         assert small["unscaled"] == 0.0
         assert small["moment"] == pytest.approx(0.1 * 2.0**-28, rel=1e-6)
