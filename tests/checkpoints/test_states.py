@@ -21,12 +21,6 @@ from systems import FIXED, OWN, STOCK
 
 import tfmp
 
-pytestmark = [
-    # Keras 3 passes its variables to h5py, which asks NumPy for a copy.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
-]
-
 _RECORDINGS = Path(__file__).parent.parent / "recordings"
 _TENSORFLOW = "TensorFlow's MixedPrecisionLossScaleOptimizer"
 _KERAS2 = "Keras 2's LossScaleOptimizer"

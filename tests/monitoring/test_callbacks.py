@@ -111,8 +111,6 @@ def test_progress_bar_shows_both(
 
 @EVERY_KERAS
 @pytest.mark.parametrize("is_first", [True, False])
-# Keras 3 itself warns about the learning rate of any optimizer under NumPy 2.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_loggers_of_keras_write_both_wherever_they_stand(keras: ModuleType, is_first: bool, tmp_path: Path) -> None:
     called: list[str] = []
     loggers = [keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))]

@@ -18,11 +18,6 @@ import tfmp
 if not keras.__version__.startswith("3."):
     pytest.skip(f"needs Keras 3, this is Keras {keras.__version__}", allow_module_level=True)
 
-# Keras, where it saves weights, with NumPy 2.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
-]
-
 _LOADS = """
 import keras, sys, tfmp
 model = keras.saving.load_model(sys.argv[1])

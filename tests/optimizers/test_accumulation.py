@@ -204,7 +204,6 @@ def test_update_at_the_end_of_a_window_is_compiled_and_that_of_the_mean(
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @for_every_keras()
 def test_sums_of_two_replicas_are_saved_as_one_sum(
     keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, tmp_path: Path

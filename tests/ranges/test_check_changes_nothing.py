@@ -274,8 +274,6 @@ _LOST = "float16 cannot take the place of integers, in which these layers comput
 _ADVICE = r"pass the data in batches, such as \[\(x\[:32\], y\[:32\]\)\] or tf\.data\.Dataset\.from_tensor_slices"
 
 
-# Keras 3 passes the variables of quantized layers to NumPy.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [

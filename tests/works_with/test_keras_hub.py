@@ -19,8 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning"),
     # Keras, of BERT's pooler, which a masked language model does not use.
     pytest.mark.filterwarnings("ignore:Gradients do not exist for variables ..pooled_dense:UserWarning"),
-    # Keras, where it saves weights, with NumPy 2.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
 _all_models = pytest.mark.parametrize("model", MODELS)

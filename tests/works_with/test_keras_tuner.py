@@ -19,8 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(currentThread|getName).* is deprecated:DeprecationWarning"),
     # Keras: keras-tuner loads weights before the optimizer is built, so that this starts anew, with and without tfmp.
     pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning"),
-    # Keras, where it saves weights, with NumPy 2.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
 _TUNERS: dict[str, dict[str, Any]] = {"RandomSearch": {"max_trials": 2}, "Hyperband": {"max_epochs": 2, "factor": 2}}

@@ -15,12 +15,7 @@ from kerases import for_every_keras
 
 import tfmp
 
-pytestmark = [
-    pytest.mark.usefixtures("same_rounding"),
-    # Keras 3.15.1 warns so where it saves any Dense.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("same_rounding")
 
 #: The names of the layers of `_noting` that were called.
 _CALLED: list[str] = []
