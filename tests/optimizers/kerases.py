@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 from tfmp.core.managers import LossScaleState
@@ -75,37 +76,37 @@ def skip_before(release: tuple[int, int], keras: ModuleType, why: str) -> None:
 
 
 def every_optimizer() -> Iterator[tuple[str, ModuleType, str, str, dict[str, Any]]]:
-    """Yield the optimizers of each Keras: its key, its module, the optimizer's name, and options with their name.
+    """Yield the optimizers of each kind: its key, its Keras, the optimizer's name, and options with their name.
 
     Every optimizer is there without options, "plain". Only those of `_WITH_OPTIONS` are there with options, because the
     base class of all optimizers implements the options.
     """
-    for id_, keras in installed().items():
-        for name in optimizer_names(keras):
-            for option, options in _options(keras).items():
+    for id_, (keras, optimizers) in kinds().items():
+        for name in optimizer_names(optimizers):
+            for option, options in _options(id_, keras).items():
                 if option == "plain" or name in _WITH_OPTIONS:
                     yield id_, keras, name, option, options
 
 
-def optimizer_names(keras: ModuleType) -> list[str]:
-    """Return the names of the optimizers in a Keras, which `optimizer` accepts."""
-    classes = {name: value for name, value in vars(keras.optimizers).items() if isinstance(value, type)}
+def optimizer_names(optimizers: ModuleType) -> list[str]:
+    """Return the names of the optimizers in a module of Keras, which `optimizer` accepts."""
+    classes = {name: value for name, value in vars(optimizers).items() if isinstance(value, type)}
     bases = {"LossScaleOptimizer", "Optimizer"}
-    return sorted(name for name in classes.keys() - bases if issubclass(classes[name], keras.optimizers.Optimizer))
+    return sorted(name for name in classes.keys() - bases if issubclass(classes[name], optimizers.Optimizer))
 
 
-def optimizer(keras: ModuleType, name: str = "SGD", **options: Any) -> Any:
+def optimizer(keras: ModuleType, name: str = "SGD", *, legacy: bool = False, **options: Any) -> Any:
     """Make an optimizer that is not wrapped."""
-    options = {"learning_rate": 0.5} | options
-    if not hasattr(keras.optimizers, name):
+    optimizers, options = keras.optimizers.legacy if legacy else keras.optimizers, {"learning_rate": 0.5} | options
+    if not hasattr(optimizers, name):
         pytest.skip(f"needs {name}, which Keras {keras.__version__} does not have")
     if name == "Muon":
         skip_before((3, 13), keras, "without a wrapper too, its Muon fails on TensorFlow's variables")
     if name == "MultiOptimizer":
         # One optimizer for the kernels and one for the biases.
-        default, other = keras.optimizers.SGD(momentum=0.5, **options), keras.optimizers.Adam(**options)
-        return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {".*bias": other}))
-    return getattr(keras.optimizers, name)(**options)
+        default, other = optimizers.SGD(momentum=0.5, **options), optimizers.Adam(**options)
+        return optimizers.MultiOptimizer(optimizers.OptimizerMap(default, {".*bias": other}))
+    return getattr(optimizers, name)(**options)
 
 
 def wrap(inner: Any, **settings: Any) -> Any:
@@ -148,14 +149,12 @@ def assert_trains_as(
     keras: ModuleType,
     run: Callable[..., Any] | None = None,
     *,
-    plain_run: Callable[..., Any] | None = None,
     make: Callable[[ModuleType], list[Any]] = kernel_and_bias,
     grads_of: Callable[..., Sequence[Any]] = gradients,
 ) -> None:
     """Assert that a wrapped optimizer skips steps that overflow, and otherwise trains as it does without a wrapper.
 
-    In eager code both are alike in every bit. Where `run` traces the wrapped one, `plain_run` must trace the other too,
-    because Nadam of Keras 2 counts steps in Python while a function is traced.
+    In eager code both are alike in every bit. `run` makes what runs a step of either, of a function that takes one.
     """
     variables, plain_variables = make(keras), make(keras)
     is_legacy = not hasattr(plain, "build")
@@ -163,15 +162,9 @@ def assert_trains_as(
         opt.build(variables)
         plain.build(plain_variables)
 
-    def all_step(grads: Sequence[tf.Tensor]) -> None:
-        take_step(opt, variables, grads)
-
-    def plain_step(grads: Sequence[tf.Tensor]) -> None:
-        take_step(plain, plain_variables, grads)
-
+    steps = [functools.partial(take_step, *each) for each in ((opt, variables), (plain, plain_variables))]
+    step, plain_step = steps if run is None else map(run, steps)
     tolerance = {"rtol": 0, "atol": 0} if run is None else {"rtol": 1e-5, "atol": 1e-6}
-    step = all_step if run is None else run(all_step)
-    plain_step = plain_step if plain_run is None else plain_run(plain_step)
     for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         before = [*values(variables), *values_but_state(opt)]
         step(grads_of(seed, last))
@@ -179,11 +172,11 @@ def assert_trains_as(
             assert [*values(variables), *values_but_state(opt)] == before
         else:
             plain_step(grads_of(seed))
-        assert (int(opt.iterations), bool(opt.last_step_finite)) == (int(plain.iterations), last is None)
+        assert (opt.iterations.numpy(), bool(opt.last_step_finite)) == (plain.iterations.numpy(), last is None)
         of_both = [*variables, *variables_of(opt.inner_optimizer)], [*plain_variables, *variables_of(plain)]
         for one, other in zip(*of_both, strict=True):
             assert not is_legacy or one.name == other.name
-            np.testing.assert_allclose(one.numpy(), other.numpy(), **tolerance)
+            np.testing.assert_allclose(of_replicas(one), of_replicas(other), **tolerance)
     assert (float(opt.loss_scale), int(opt.applied_steps), int(opt.skipped_steps)) == (SCALE / 8, 3, 3)
     if is_legacy:
         return
@@ -205,11 +198,14 @@ def dense_model(keras: ModuleType, opt: Any, policy: str = "float32", **settings
 
 
 class Halving(tfmp.LossScaleManager):
-    """A manager that a user wrote. It declares no lower bound for its scale."""
+    """A manager that a user wrote, as scripts for tf.contrib do. It declares no lower bound for its scale."""
 
     def __init__(self, loss_scale: float = SCALE) -> None:
         super().__init__()
-        self.loss_scale = tf.Variable(loss_scale, trainable=False)
+        self._start, self.loss_scale = loss_scale, tf.Variable(loss_scale, trainable=False)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"loss_scale": self._start}
 
     def get_loss_scale(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.loss_scale)
@@ -232,11 +228,26 @@ def fit_linear(model: Any, targets: Sequence[float], **settings: Any) -> None:
     model.fit(np.ones_like(y), y, **{"batch_size": 1, "shuffle": False, "verbose": 0} | settings)
 
 
+def operations(function: Callable[..., None], *args: Any) -> list[Any]:
+    """Return the operations in the graph of a function, and in those of the functions that it calls."""
+    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+
+
+def compiled_calls(function: Callable[..., None], *args: Any) -> list[str]:
+    """Return the name of the program for each call, in the graph of a function, of one that XLA compiles."""
+    return [node.attr["f"].func.name for node in operations(function, *args) if "_XlaMustCompile" in node.attr]
+
+
 def num_programs(function: Callable[..., None], *args: Any) -> int:
     """Return the number of programs that XLA compiles in the graph of a function."""
-    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return len({node.attr["f"].func.name for node in nodes if "_XlaMustCompile" in node.attr})
+    return len({*compiled_calls(function, *args)})
+
+
+def of_replicas(variable: Any) -> list[np.ndarray]:
+    """Return the values of a variable on each replica of the current strategy."""
+    parts = tf.distribute.get_strategy().experimental_local_results(of_tensorflow(variable))
+    return [part.numpy() for part in parts]
 
 
 def values(variables: Sequence[Any]) -> list[Any]:
@@ -260,20 +271,29 @@ def state(opt: Any, *names: str) -> list[Any]:
     return [held[name] for name in names]
 
 
-def _options(keras: ModuleType) -> dict[str, dict[str, Any]]:
+def _options(kind: str, keras: ModuleType) -> dict[str, dict[str, Any]]:
     options = {
         "plain": {},
-        "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
-        "weight_decay": {"weight_decay": 0.25},
         "clipnorm": {"clipnorm": 0.5},
         "clipvalue": {"clipvalue": 0.5},
         "global_clipnorm": {"global_clipnorm": 0.5},
         "schedule": {"learning_rate": keras.optimizers.schedules.PolynomialDecay(0.5, 10)},
     }
-    if keras.__version__.startswith("3."):
+    if "legacy" in kind:
+        options |= {"momentum": {"momentum": 0.5}, "halved": {"gradient_transformers": [_halved]}}
+        return {name: {"legacy": True, **each} for name, each in options.items()}
+    options |= {
+        "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+        "weight_decay": {"weight_decay": 0.25},
+    }
+    if kind == "keras3":
         options["accumulation"] = {"gradient_accumulation_steps": 2}
         options["clipped accumulation"] = {"global_clipnorm": 0.5, "gradient_accumulation_steps": 2}
     return options
+
+
+def _halved(grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    return [(grad / 2, variable) for grad, variable in grads_and_vars]
 
 
 def _name(variable: Any) -> str:

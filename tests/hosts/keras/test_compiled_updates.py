@@ -1,34 +1,30 @@
 """Updates that XLA compiles in a function: when there are any, and that they train as without a wrapper."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from kerases import SCALE, for_every_keras, kernel_and_bias, num_programs, optimizer, values, variable, wrap
-from many_variables import SHAPES, apply, make_variables, wrapped
-from many_variables import gradients as many_gradients
+from kerases import (
+    SCALE,
+    compiled_calls,
+    for_every_keras,
+    kernel_and_bias,
+    num_programs,
+    operations,
+    optimizer,
+    values,
+    variable,
+    wrap,
+)
+from pairs import SHAPES, Pair, apply, many_gradients, many_variables
 
 import tfmp
 
 _keras_3_alone = for_every_keras("keras3")
-
-
-def _assert_close(variables: list[Any], others: list[Any]) -> None:
-    for one, other in zip(variables, others, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
-
-
-def _both(keras: ModuleType, make: Callable[[], Any]) -> tuple[Any, list[Any], Any, list[Any]]:
-    """Return an optimizer whose updates are compiled with the variables that it trains, and the same one without it."""
-    opt, plain, variables, plain_variables = wrapped(make()), make(), make_variables(keras), make_variables(keras)
-    opt.build(variables)
-    plain.build(plain_variables)
-    return opt, variables, plain, plain_variables
 
 
 @pytest.mark.parametrize(
@@ -45,16 +41,18 @@ def _both(keras: ModuleType, make: Callable[[], Any]) -> tuple[Any, list[Any], A
 def test_sparse_gradients_of_any_number_of_rows_train_as_without_a_wrapper(
     keras: ModuleType, name: str, options: dict[str, Any], way: str
 ) -> None:
-    opt, plain = wrapped(optimizer(keras, name, **options)), optimizer(keras, name, **options)
     # The gradient of the other one, which is alike, is dense.
-    variables, plain_variables = ([variable(keras, np.ones([3, 2]), name) for name in "ab"] for _ in range(2))
-    opt.build(variables)
-    plain.build(plain_variables)
+    pair = Pair(
+        lambda: optimizer(keras, name, **options), lambda: [variable(keras, np.ones([3, 2]), each) for each in "ab"]
+    )
     traced = []
 
-    def step(rows: tf.Tensor, indices: tf.Tensor) -> None:
+    def grads(rows: tf.Tensor, indices: tf.Tensor) -> list[Any]:
+        return [tf.IndexedSlices(rows, indices, tf.constant([3, 2])), tf.ones([3, 2])]
+
+    def step(*rows_and_indices: tf.Tensor) -> None:
         traced.append(1)
-        apply(opt, variables, [tf.IndexedSlices(rows, indices, tf.constant([3, 2])), tf.ones([3, 2])])
+        pair.apply(grads(*rows_and_indices))
 
     specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)]
     run = tf.function(step, input_signature=specs) if way == "function" else step
@@ -62,9 +60,8 @@ def test_sparse_gradients_of_any_number_of_rows_train_as_without_a_wrapper(
     for indices in ([1, 1, 0], [2], [0, 1], [1, 1, 1, 2, 0]):
         rows = tf.constant(np.arange(2.0 * len(indices), dtype=np.float32).reshape(-1, 2) / 8)
         run(rows, tf.constant(indices))
-        slices = tf.IndexedSlices(rows, tf.constant(indices), tf.constant([3, 2]))
-        plain.apply_gradients(zip([slices, tf.ones([3, 2])], plain_variables, strict=True))
-        _assert_close(variables, plain_variables)
+        pair.apply_bare(grads(rows, tf.constant(indices)))
+        pair.assert_alike()
     assert len(traced) == (1 if way == "function" else 4)
 
 
@@ -86,44 +83,51 @@ _CLIPPED: list[tuple[dict[str, float], list[float], bool, Any]] = [
 def test_program_clips_as_the_optimizer_clips(
     keras: ModuleType, settings: dict[str, Any], grad: list[float], unscales: bool, moved: Any
 ) -> None:
-    inner, plain = (optimizer(keras, learning_rate=1.0) for _ in range(2))
-    for each, (name, value) in ((each, item) for each in (inner, plain) for item in settings.items()):
-        setattr(each, name, value)
-    opt, weight, plain_weight = wrapped(inner), variable(keras, [0, 0]), variable(keras, [0, 0])
-    opt.build([weight])
-    plain.apply([tf.constant(grad)], [plain_weight])
+    def make() -> Any:
+        made = optimizer(keras, learning_rate=1.0)
+        for name, value in settings.items():
+            setattr(made, name, value)
+        return made
+
+    pair = Pair(make, lambda: [variable(keras, [0, 0])])
 
     def step() -> None:
         grads = [SCALE * tf.constant(grad)]
-        opt.apply(opt.get_unscaled_gradients(grads) if unscales else grads, [weight])
+        pair.opt.apply(pair.opt.get_unscaled_gradients(grads) if unscales else grads)
 
     tf.function(step)()
-    expected = plain_weight.numpy() if moved is None else -np.float32(moved)
-    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
-    assert int(inner.iterations) == 1
-    assert {name: getattr(inner, name) for name in settings} == settings
+    pair.apply_bare([tf.constant(grad)])
+    expected = pair.bare_variables[0].numpy() if moved is None else -np.float32(moved)
+    np.testing.assert_allclose(pair.variables[0].numpy(), expected, rtol=1e-6)
+    assert int(pair.inner.iterations) == 1
+    assert {name: getattr(pair.inner, name) for name in settings} == settings
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "expected"),
+    ("name", "options", "shapes", "programs", "calls"),
     [
-        # Two kernels, one kernel, one bias, and the last.
-        ("Adam", {}, 4),
-        ("Adam", {"amsgrad": True}, 4),
-        ("Adam", {"global_clipnorm": 1.0}, 4),
-        ("Adam", {"clipnorm": 1.0}, 4),
+        # A program for two kernels, which is called twice, and for one kernel, a bias, and the last.
+        *(("Adam", {name: True}, SHAPES, 4, 7) for name in ("amsgrad", "clipnorm", "global_clipnorm")),
         # A program for all, where one must see all.
-        ("Adam", {"use_ema": True}, 1),
-        ("Nadam", {}, 1),
+        ("Adam", {"use_ema": True}, SHAPES, 1, 1),
+        ("Nadam", {}, SHAPES, 1, 1),
+        # Programs that update 1; 1 and 1 and 1; 2 and 2; four times 4 and 1; four times 1; 2 and 2 variables: about the
+        # root of the number of those that are alike.
+        ("SGD", {}, [[1]], 1, 1),
+        ("SGD", {}, [[1]] * 3, 1, 3),
+        ("SGD", {}, [[1]] * 4, 1, 2),
+        ("SGD", {}, [[1]] * 17, 2, 5),
+        ("SGD", {}, [[2**18]] * 4, 1, 4),
+        ("SGD", {}, [[0]] * 4, 1, 2),
     ],
 )
 @for_every_keras()
-def test_one_program_updates_all_variables_that_are_alike(
-    keras: ModuleType, name: str, options: dict[str, Any], expected: int
+def test_one_program_updates_all_variables_that_are_alike_some_in_each_call(
+    keras: ModuleType, name: str, options: dict[str, Any], shapes: list[Any], programs: int, calls: int
 ) -> None:
-    opt, variables = wrapped(optimizer(keras, name, **options)), make_variables(keras)
-    opt.build(variables)
-    assert num_programs(lambda grads: apply(opt, variables, grads), many_gradients(0)) == expected
+    pair = Pair(lambda: optimizer(keras, name, **options), lambda: _of_shapes(*shapes)(keras))
+    found = compiled_calls(pair.apply, [tf.ones(shape) for shape in shapes])
+    assert (len({*found}), len(found)) == (programs, calls)
 
 
 @pytest.mark.parametrize("differs", ["decay", "constraint"])
@@ -135,31 +139,28 @@ def test_variables_that_differ_in_more_than_their_shape_share_no_program(keras: 
             made.exclude_from_weight_decay(var_names=["w2", "w4"])
         return made
 
-    opt, variables, plain, plain_variables = _both(keras, decaying)
+    pair = Pair(decaying, lambda: many_variables(keras))
     if differs == "constraint":
         if keras.__version__.startswith("2."):
             pytest.skip("variables of TensorFlow get it when they are made")
-        variables[3].constraint = plain_variables[3].constraint = keras.constraints.NonNeg()
-    step = tf.function(lambda grads: apply(opt, variables, grads))
+        pair.variables[3].constraint = pair.bare_variables[3].constraint = keras.constraints.NonNeg()
+    step = tf.function(pair.apply)
     for seed in range(3):
         step(many_gradients(seed))
-        plain.apply_gradients(zip(many_gradients(seed), plain_variables, strict=True))
-    _assert_close(variables, plain_variables)
+        pair.apply_bare(many_gradients(seed))
+    pair.assert_alike()
 
 
 @for_every_keras()
 def test_variables_without_gradients_or_left_out_are_left_alone(keras: ModuleType) -> None:
-    opt, variables = wrapped(optimizer(keras)), make_variables(keras)
-    before = values(variables)
-    opt.build(variables)
-    step = tf.function(lambda grads: apply(opt, variables, grads))
-    with pytest.warns(UserWarning, match="Gradients do not exist") if hasattr(opt, "apply") else nullcontext():
-        step([None, *many_gradients(0)[1:]])
-    after = values(variables)
-    assert after[0] == before[0]
-    assert all(now != former for now, former in zip(after[1:], before[1:], strict=True))
-    tf.function(lambda: apply(opt, variables[1:2], [tf.ones([3])]))()
-    assert [now == former for now, former in zip(values(variables), after, strict=True)] == [True, False] + [True] * 7
+    pair, grads = Pair(lambda: optimizer(keras), lambda: many_variables(keras)), [None, *many_gradients(0)[1:]]
+    with pytest.warns(UserWarning, match="Gradients do not exist") if hasattr(pair.opt, "apply") else nullcontext():
+        tf.function(pair.apply)(grads)
+        pair.apply_bare(grads)
+    pair.assert_alike()
+    tf.function(lambda: apply(pair.opt, pair.variables[1:2], [tf.ones([3])]))()
+    pair.bare.apply_gradients([(tf.ones([3]), pair.bare_variables[1])])
+    pair.assert_alike()
 
 
 @pytest.mark.parametrize(("compiled", "place", "shape"), [(True, 0, [4]), (True, 2, [1, 4]), (False, 0, [])])
@@ -169,28 +170,18 @@ def test_gradient_of_another_shape_than_its_variable_does_what_it_does_without_a
     keras: ModuleType, name: str, shape: list[int], place: int, compiled: bool
 ) -> None:
     grads = [tf.fill(shape if index == place else [4, 4], index + 1.0) for index in range(4)]
-
-    def trained(opt: Any) -> list[Any]:
-        weights = [variable(keras, np.ones([4, 4])) for _ in grads]
-        opt.build(weights)
-        scale = opt.scale_loss(tf.constant(1.0)) if isinstance(opt, tfmp.LossScaleOptimizer) else 1.0
-
-        def step(grads: list[tf.Tensor]) -> None:
-            opt.apply_gradients(zip([grad * scale for grad in grads], weights, strict=True))
-
-        run = tf.function(step) if compiled else step
-        for _ in range(3):
-            run(grads)
-        return values(weights)
-
+    pair = Pair(lambda: optimizer(keras, name), lambda: [variable(keras, np.ones([4, 4])) for _ in grads])
+    step = tf.function(pair.apply) if compiled else pair.apply
     if name == "SGD" and keras.__version__.startswith("3."):
         # This optimizer does not broadcast.
-        for opt in (optimizer(keras, name), wrapped(optimizer(keras, name))):
+        for each in (step, pair.apply_bare):
             with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"must be equal|Cannot update"):
-                trained(opt)
-    else:
-        expected = trained(optimizer(keras, name))
-        np.testing.assert_allclose(trained(wrapped(optimizer(keras, name))), expected, rtol=1e-6)
+                each(grads)
+        return
+    for _ in range(3):
+        step(grads)
+        pair.apply_bare(grads)
+    pair.assert_alike()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,7 @@ def test_half_precision_state_is_rounded_as_without_sharing(keras: ModuleType, r
         run = tf.function(step)
         for grads in fed:
             run(grads)
-        return values(variables), values(inner.variables)
+        return values(variables), values(half.variables)
 
     (weights, slots), (expected, expected_slots) = trained(jit_compile=True), trained(jit_compile=False)
     assert slots == expected_slots
@@ -260,10 +251,10 @@ def _on_two_devices(keras: ModuleType) -> list[Any]:
     return variables
 
 
-def _programs_of_step(opt: Any, variables: list[Any]) -> int:
+def _programs_of_step(opt: Any, variables: list[Any]) -> list[str]:
     opt.build(variables)
     grads = [tf.ones(each.shape) for each in variables]
-    return num_programs(lambda: opt.apply_gradients(zip(opt.get_unscaled_gradients(grads), variables, strict=True)))
+    return compiled_calls(lambda: opt.apply_gradients(zip(opt.get_unscaled_gradients(grads), variables, strict=True)))
 
 
 def _own(base: type, call: Any = lambda self, value: value) -> Any:
@@ -310,7 +301,7 @@ def test_update_is_compiled_on_demand_or_where_it_saves_time_and_keras_runs_alon
         pytest.skip("Keras 2 has not got it")
     expected, make, variables_of, jit_compile = _CONDITIONS[condition]
     opt = tfmp.LossScaleOptimizer(make(keras), tfmp.FixedLossScaleManager(8), jit_compile=jit_compile)
-    assert (_programs_of_step(opt, variables_of(keras)) > 0) is expected
+    assert bool(_programs_of_step(opt, variables_of(keras))) is expected
 
 
 @for_every_keras()
@@ -328,44 +319,13 @@ def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(k
 
     grad = tf.zeros([1024, 1024])
     for given, is_compiled in [([grad, *[None] * 64], True), ([grad, *small], False), ([None, *small], False)]:
-        assert (num_programs(lambda given=given: step(given)) > 0) is is_compiled
+        assert bool(compiled_calls(lambda given=given: step(given))) is is_compiled
 
 
-@pytest.mark.parametrize(
-    # The calls of programs that update 1; 1 and 1 and 1; 2 and 2; four times 4 and 1; four times 1; 2 and 2 variables.
-    ("count", "size", "calls"),
-    [(1, 1, 1), (3, 1, 3), (4, 1, 2), (17, 1, 5), (4, 2**18, 4), (4, 0, 2)],
-)
-@_keras_3_alone
-def test_number_of_variables_in_a_program_is_about_the_root_of_the_number_of_those_alike(
-    keras: ModuleType, count: int, size: int, calls: int
-) -> None:
-    variables = [variable(keras, np.zeros(size), f"w{place}") for place in range(count)]
-    opt, grads = wrapped(optimizer(keras)), [tf.zeros([size])] * count
-    opt.build(variables)
-    graph = tf.function(lambda: apply(opt, variables, grads)).get_concrete_function().graph.as_graph_def()
-    nodes = [node for function in graph.library.function for node in function.node_def]
-    assert sum("_XlaMustCompile" in node.attr for node in nodes) == calls
-
-
-@pytest.fixture
-def debugger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Return a function that turns on a debugger, which the end of the test turns off."""
-    if request.param == "check numerics":
-        yield tf.debugging.enable_check_numerics
-        tf.debugging.disable_check_numerics()
-    else:
-        debugging = tf.debugging.experimental
-        yield lambda: debugging.enable_dump_debug_info(str(tmp_path), tensor_debug_mode="FULL_HEALTH")
-        debugging.disable_dump_debug_info()
-
-
-@pytest.mark.parametrize(
-    ("debugger", "jit_compile"), [("check numerics", "auto"), ("dumped debug info", True)], indirect=["debugger"]
-)
+@pytest.mark.parametrize("jit_compile", ["auto", True])
 @_keras_3_alone
 def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
-    keras: ModuleType, debugger: Callable[[], None], jit_compile: Any, caplog: pytest.LogCaptureFixture
+    keras: ModuleType, jit_compile: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrapped(jit_compile: Any) -> Any:
         inner = optimizer(keras, learning_rate=2.0**-10)
@@ -380,7 +340,8 @@ def test_fit_under_the_debugger_warns_once_that_the_update_is_not_compiled(
         return model.get_weights()
 
     expected = fitted(optimizer(keras, learning_rate=2.0**-10))
-    debugger()
+    tf.debugging.enable_check_numerics()
+    request.addfinalizer(tf.debugging.disable_check_numerics)
     # Nothing is said where nothing would be compiled.
     assert not _programs_of_step(wrapped("auto"), kernel_and_bias(keras))
     assert not _programs_of_step(wrapped(False), _large(keras))
@@ -396,9 +357,7 @@ def test_graph_of_a_step_never_calls_python_and_branches_twice(keras: ModuleType
     """At each branch TensorFlow's executor waits for a boolean from the device, so there must be few of them."""
     opt, variables = wrap(optimizer(keras, "Adam")), _large(keras)
     opt.build(variables)
-    step = tf.function(lambda: opt.apply([tf.ones(each.shape) for each in variables], variables))
-    graph = step.get_concrete_function().graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    nodes = operations(lambda: opt.apply([tf.ones(each.shape) for each in variables], variables))
     branching = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
     assert not [node.name for node in nodes if "PyFunc" in node.op]
     assert len([node.name for node in nodes if node.op in branching]) == 2

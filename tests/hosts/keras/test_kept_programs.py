@@ -13,21 +13,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import SCALE, for_every_keras, optimizer, variable
+from pairs import Pair
 
 import tfmp
 
 
-class _Pair:
-    """An optimizer that is wrapped and compiles, and a bare one, which take the same eager steps."""
+class _Pair(Pair):
+    """A pair that takes the same eager steps."""
 
     def __init__(
         self, keras: ModuleType, make: Callable[[], Any], constraint: Callable[[], Any] = lambda: None
     ) -> None:
-        self.bare, self.inner = make(), make()
-        self.opt = tfmp.LossScaleOptimizer(self.inner, tfmp.FixedLossScaleManager(SCALE), jit_compile=True)
-        self.sides = [_weights(keras, constraint) for _ in range(2)]
-        for opt, weights in zip((self.bare, self.opt), self.sides, strict=True):
-            opt.build(weights)
+        super().__init__(make, lambda: _weights(keras, constraint))
         self._steps = 0
 
     def step(self) -> bool:
@@ -35,13 +32,11 @@ class _Pair:
         self._steps += 1
         rng = np.random.default_rng(self._steps)
         grads = [tf.constant(rng.normal(size=(3, 2)), tf.float32) for _ in range(2)]
-        self.bare.apply_gradients(zip(grads, self.sides[0], strict=True))
-        self.opt.scale_loss(tf.constant(1.0))
-        pairs = [(grad * SCALE, weight) for grad, weight in zip(grads, self.sides[1], strict=True)]
+        self.apply_bare(grads)
         called = set()
         sys.setprofile(lambda frame, event, arg: called.add(frame.f_code.co_name))
         try:
-            self.opt.apply_gradients(pairs)
+            self.apply(grads)
         finally:
             sys.setprofile(None)
         return "update_step" in called
@@ -50,12 +45,8 @@ class _Pair:
         return [self.step() for _ in range(count)]
 
     def change(self, change: Callable[..., object], *arguments: Any) -> None:
-        for opt, weights in zip((self.bare, self.inner), self.sides, strict=True):
-            change(opt, weights, *arguments)
-
-    def assert_equal(self) -> None:
-        for one, other in zip(*self.sides, strict=True):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+        change(self.bare, self.bare_variables, *arguments)
+        change(self.inner, self.variables, *arguments)
 
 
 def _weights(keras: ModuleType, constraint: Callable[[], Any]) -> list[Any]:
@@ -77,7 +68,7 @@ def test_program_is_made_once_for_settings_that_stay_whatever_the_learning_rate(
         ran.append(pair.step())
     # The first step is not compiled, and the second is traced.
     assert ran == [True, True, False, False]
-    pair.assert_equal()
+    pair.assert_alike(1e-4, 1e-5)
 
 
 _OPTIONS = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2, "weight_decay": 0.25, "clipvalue": 4.0}
@@ -93,10 +84,6 @@ def _changed(value: Any) -> Any:
     return 0.25 if value is None else value / 2 if isinstance(value, float) else value + 1
 
 
-def _public(opt: Any) -> set[str]:
-    return {attribute for attribute in vars(opt) if not attribute.startswith("_")}
-
-
 def _set(opt: Any, _: Any, attribute: str, value: Any) -> None:
     setattr(opt, attribute, value)
 
@@ -106,7 +93,7 @@ def _set(opt: Any, _: Any, attribute: str, value: Any) -> None:
 def test_every_attribute_that_changes_between_steps_is_obeyed(keras: ModuleType, name: str) -> None:
     pair = _Pair(keras, lambda: optimizer(keras, name, **_OPTIONS))
     assert pair.steps(4)[-1] is False
-    attributes = {each: getattr(pair.inner, each) for each in _public(pair.inner) - _FIXED}
+    attributes = {each: value for each, value in vars(pair.inner).items() if each[0] != "_" and each not in _FIXED}
     assert {"weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_momentum"} <= attributes.keys()
     for attribute, value in sorted(attributes.items()):
         # A momentum of 0 has no slots, and cannot be another one.
@@ -116,19 +103,7 @@ def test_every_attribute_that_changes_between_steps_is_obeyed(keras: ModuleType,
             assert pair.step()
             pair.change(_set, attribute, value)
             assert not pair.step()
-            pair.assert_equal()
-
-
-class _Factor:
-    """A number of the user's own that changes where no fingerprint sees it."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
-
-    def __mul__(self, other: Any) -> Any:
-        return other * self.value
-
-    __rmul__ = __mul__
+            pair.assert_alike(1e-4, 1e-5)
 
 
 def _momentum(opt: Any, _: Any, value: float) -> None:
@@ -136,7 +111,8 @@ def _momentum(opt: Any, _: Any, value: float) -> None:
 
 
 def _own_factor(opt: Any, _: Any, value: float) -> None:
-    vars(opt).setdefault("own_factor", _Factor()).value = value
+    # An object of a class that is not Keras' may change where no fingerprint sees it.
+    vars(opt).setdefault("own_factor", types.SimpleNamespace()).value = value
 
 
 def _own_schedule(opt: Any, _: Any, value: float) -> None:
@@ -154,7 +130,7 @@ def test_settings_that_change_at_each_step_or_may_change_unseen_are_obeyed_witho
     for step in range(6):
         pair.change(change, 0.5 + step / 100)
         assert pair.step()
-        pair.assert_equal()
+        pair.assert_alike(1e-4, 1e-5)
 
 
 def _replace_schedule(keras: ModuleType, opt: Any, _: Any) -> None:
@@ -186,7 +162,7 @@ def test_what_an_optimizer_refers_to_is_obeyed(keras: ModuleType, change: str) -
     assert pair.steps(4)[-1] is False
     pair.change(functools.partial(_CHANGES[change], keras))
     assert pair.step()
-    pair.assert_equal()
+    pair.assert_alike(1e-4, 1e-5)
 
 
 #: How often each optimizer called what is put in the place of its method; no setting of the optimizer tells.
@@ -236,7 +212,7 @@ _REPLACEMENTS: dict[str, Callable[[_Pair, pytest.MonkeyPatch, ModuleType], objec
         pair, patch, tf.function(lambda self, step: tf.constant(0.125), autograph=False)
     ),
     "constraint": lambda pair, patch, keras: patch.setattr(
-        type(pair.sides[0][0].constraint), "__call__", lambda self, weight: weight * 0.5
+        type(pair.bare_variables[0].constraint), "__call__", lambda self, weight: weight * 0.5
     ),
     _KERAS_OWN: lambda pair, patch, keras: _rate(pair, patch, keras.optimizers.schedules.InverseTimeDecay.__call__),
 }
@@ -256,35 +232,19 @@ def test_what_a_user_puts_in_place_of_keras_code_runs_at_each_step(
     _REPLACEMENTS[replace](pair, monkeypatch, keras)
     for _ in range(3):
         ran = pair.step()
-        pair.assert_equal()
+        pair.assert_alike(1e-4, 1e-5)
     # What is Keras' own is compiled anew.
     assert ran is (replace != _KERAS_OWN)
 
 
-@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"weight_decay": 0.25}], ids="-".join)
-@for_every_keras()
-def test_nadam_which_counts_in_python_in_keras_2_takes_the_same_eager_steps(
-    keras: ModuleType, options: dict[str, Any]
-) -> None:
-    pair = _Pair(keras, lambda: optimizer(keras, "Nadam", **{"learning_rate": 0.01} | options))
-    ran = pair.steps(6)
-    pair.assert_equal()
-    assert ran[3:] == [keras.__version__.startswith("2.")] * 3
-
-
 @for_every_keras("keras2", "tf_keras")
 def test_nadam_in_functions_that_clip_counts_their_traces_as_the_bare_one(keras: ModuleType) -> None:
-    def trained(wraps: bool) -> list[np.ndarray]:
-        inner = optimizer(keras, "Nadam", global_clipnorm=0.5)
-        opt = tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(1), jit_compile=True) if wraps else inner
-        weights = _weights(keras, lambda: None)
-        opt.build(weights)
-        for number in range(1, 3):
-            grads = [tf.fill([3, 2], float(number)), tf.fill([3, 2], -0.5)]
-            tf.function(lambda grads: opt.apply_gradients(zip(grads, weights, strict=True)))(grads)
-        return [weight.numpy() for weight in weights]
-
-    np.testing.assert_allclose(trained(True), trained(False), rtol=1e-5)
+    pair = _Pair(keras, lambda: optimizer(keras, "Nadam", global_clipnorm=0.5))
+    for number in range(1, 3):
+        grads = [tf.fill([3, 2], float(number)), tf.fill([3, 2], -0.5)]
+        for apply in (pair.apply, pair.apply_bare):
+            tf.function(apply)(grads)
+    pair.assert_alike()
 
 
 @for_every_keras("keras3")
@@ -300,7 +260,7 @@ def test_programs_keep_neither_the_optimizer_nor_its_variables_nor_their_graphs_
         pair = _Pair(keras, lambda: optimizer(keras, "Adam", global_clipnorm=0.5))
         assert pair.steps(3) == [True, True, False]
         tf.function(pair.opt.apply)([tf.ones([3, 2])] * 2)
-        kept = [pair.inner, pair.opt, *pair.sides[1], *(each.value for each in pair.inner.variables)]
+        kept = [pair.inner, pair.opt, *pair.variables, *(each.value for each in pair.inner.variables)]
         other = optimizer(keras, "Adam")
         for _ in range(2):
             scaler.scale(tf.constant(1.0))
@@ -317,16 +277,11 @@ def test_programs_keep_neither_the_optimizer_nor_its_variables_nor_their_graphs_
 
 
 @for_every_keras()
-def test_a_tape_around_a_step_changes_nothing_and_overflows_skip_it(keras: ModuleType) -> None:
+def test_a_tape_around_a_step_changes_nothing(keras: ModuleType) -> None:
     pair = _Pair(keras, lambda: optimizer(keras, "Adam"))
     with tf.GradientTape(persistent=True):
         pair.steps(3)
-    pair.assert_equal()
-    for bad in (np.inf, np.nan):
-        grads = pair.opt.get_unscaled_gradients([tf.constant([[1, bad]] * 3, tf.float32), tf.ones([3, 2])])
-        pair.opt.apply_gradients(zip(grads, pair.sides[1], strict=True))
-    pair.assert_equal()
-    assert (int(pair.opt.iterations), int(pair.opt.skipped_steps)) == (3, 2)
+    pair.assert_alike(1e-4, 1e-5)
 
 
 @for_every_keras("keras3")
@@ -339,13 +294,13 @@ def test_the_programs_used_last_are_kept(keras: ModuleType) -> None:
     for clipvalue, runs_python in [(None, False), (20.0, True), (None, False), (1.0, True)]:
         pair.change(_set, "clipvalue", clipvalue)
         assert pair.step() is runs_python
-    pair.assert_equal()
+    pair.assert_alike(1e-4, 1e-5)
 
 
 @for_every_keras("keras3")
 def test_setting_that_takes_the_place_of_one_that_is_gone_is_another_one(keras: ModuleType) -> None:
     pair = _Pair(keras, lambda: optimizer(keras), lambda: keras.constraints.MaxNorm(1.0))
-    weight = pair.sides[1][0]
+    weight = pair.variables[0]
     assert pair.steps(3) == [True, True, False]
     gone, others = id(weight.constraint), []
     weight.constraint = None
@@ -355,4 +310,4 @@ def test_setting_that_takes_the_place_of_one_that_is_gone_is_another_one(keras: 
         others.append(keras.constraints.MaxNorm(1.0))
     weight.constraint = others[-1]
     assert pair.step()
-    pair.assert_equal()
+    pair.assert_alike(1e-4, 1e-5)
