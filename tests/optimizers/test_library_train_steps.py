@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -59,8 +58,12 @@ def train_op(optimizer, weight):
 """
 
 
-def _line(text: str) -> str:
-    return f"modeling.py:{next(n for n, line in enumerate(_LIBRARY.splitlines(), 1) if text in line)}"
+def _assert_named(caplog: pytest.LogCaptureFixture, caller: Any, method: str, line: str) -> None:
+    """Assert that the one warning names the first line of a function here, and a method of the library by a line."""
+    number = next(number for number, each in enumerate(_LIBRARY.splitlines(), 1) if line in each)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
+    script = f"test_library_train_steps.py:{caller.__code__.co_firstlineno + 1}"
+    assert message.startswith(f"{script}, in model_zoo.modeling.{method} (modeling.py:{number}): ")
 
 
 @pytest.fixture
@@ -68,20 +71,11 @@ def library(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
     package = tmp_path / getattr(request, "param", "site-packages") / "model_zoo"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "modeling.py").write_text(textwrap.dedent(_LIBRARY), "utf-8")
+    (package / "modeling.py").write_text(_LIBRARY, "utf-8")
     monkeypatch.syspath_prepend(str(package.parent))
     yield importlib.import_module("model_zoo.modeling")
     for name in ("model_zoo.modeling", "model_zoo"):
         del sys.modules[name]
-
-
-def _warning(caplog: pytest.LogCaptureFixture) -> str:
-    (message,) = [record.getMessage() for record in caplog.records if record.name == "tfmp"]
-    return message
-
-
-def _line_after(function: Any, lines: int) -> str:
-    return f"test_library_train_steps.py:{function.__code__.co_firstlineno + lines}"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +95,7 @@ def test_fit_with_a_train_step_of_a_library_names_both(
         model.fit(ones, ones, verbose=0)
 
     fit()
-    method = f"model_zoo.modeling.Model.train_step ({_line('apply_gradients(zip')})"
-    assert _warning(caplog).startswith(f"{_line_after(fit, 1)}, in {method}: gradients are ")
+    _assert_named(caplog, fit, "Model.train_step", "apply_gradients(zip")
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
@@ -116,9 +109,7 @@ def test_function_of_a_library_that_steps_a_scaler_is_named(
         library.step(scaler, optimizer, weight)
 
     (tf.function(step, autograph=False) if compiled else step)()
-    assert _warning(caplog).startswith(
-        f"{_line_after(step, 1)}, in model_zoo.modeling.step ({_line('scaler.step')}): gradients are divided by"
-    )
+    _assert_named(caplog, step, "step", "scaler.step")
 
 
 @pytest.mark.graph
@@ -131,6 +122,4 @@ def test_train_op_that_a_library_builds_is_named(library: Any, caplog: pytest.Lo
             library.train_op(opt, weight)
 
         build()
-    assert _warning(caplog).startswith(
-        f"{_line_after(build, 1)}, in model_zoo.modeling.train_op ({_line('optimizer.apply_gradients([(tf')}): these "
-    )
+    _assert_named(caplog, build, "train_op", "optimizer.apply_gradients([(tf")
