@@ -1,11 +1,13 @@
 """Training in float8, as Keras 3 does it, with the loss scaled: the scales of float8 follow the loss scale."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from kerases import values
 
 import tfmp
 
@@ -19,28 +21,30 @@ _LARGEST = 57344.0
 class _Float8Training:
     """A layer in float8, and the largest gradient of each step beside the largest one that its scale allows for."""
 
-    def __init__(self, opt: Any, policy: str = "mixed_float16") -> None:
+    def __init__(self, manager: tfmp.LossScaleManager) -> None:
         keras.utils.set_random_seed(0)
-        self.layer = keras.layers.Dense(4, dtype=policy)
+        self.layer = keras.layers.Dense(4, dtype="mixed_float16")
         self.layer.build([None, 8])
         self.layer.quantize("float8")
-        self.opt = opt
-        opt.build(self.layer.trainable_variables)
+        self.variables = self.layer.trainable_variables
+        self.opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), manager)
+        self.opt.build(self.variables)
         self.inputs = np.random.default_rng(0).normal(size=[16, 8]).astype(np.float32)
         self.step = tf.function(self._step)
 
     def _step(self, factor: tf.Tensor) -> None:
-        variables = self.layer.trainable_variables
+        self.opt.apply(self.gradients(lambda loss: self.opt.scale_loss(factor * loss)), self.variables)
+
+    def gradients(self, scaled: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        """Return the gradients of a loss that a function scales."""
         with tf.GradientTape() as tape:
             outputs = self.layer(self.inputs, training=True)
-            loss = self.opt.scale_loss(factor * tf.reduce_mean(tf.cast(outputs, tf.float32)))
-        self.opt.apply(tape.gradient(loss, [variable.value for variable in variables]), variables)
+            loss = scaled(tf.reduce_mean(tf.cast(outputs, tf.float32)))
+        return tape.gradient(loss, [variable.value for variable in self.variables])
 
     def scales(self) -> list[Any]:
         """Return what float8 keeps: scales, and histories of largest magnitudes."""
-        return [
-            variable.numpy().tolist() for variable in self.layer.trainable_variables if variable.overwrite_with_gradient
-        ]
+        return values([variable for variable in self.variables if variable.overwrite_with_gradient])
 
     def saturated(self) -> bool:
         """Take a step, and return whether gradients were larger than the scale before it allows for."""
@@ -52,12 +56,8 @@ class _Float8Training:
         return largest > 1.001 * allowed
 
 
-def _training(manager: tfmp.LossScaleManager) -> _Float8Training:
-    return _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.0), manager))
-
-
 def test_doubled_scale_saturates_no_step() -> None:
-    training = _training(tfmp.ExponentialUpdateLossScaleManager(2.0**8, 10))
+    training = _Float8Training(tfmp.ExponentialUpdateLossScaleManager(2.0**8, 10))
     saturated = [training.saturated() for _ in range(45)]
     assert float(training.opt.loss_scale) == 2.0**12
     # Keras learns the size of gradients from the first two steps.
@@ -68,9 +68,8 @@ def test_doubled_scale_saturates_no_step() -> None:
 
 
 def test_skipped_step_leaves_the_scales_of_float8_and_a_halved_scale_saturates_no_step() -> None:
-    training = _training(
-        tfmp.ExponentialUpdateLossScaleManager(2.0**12, 1000, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
-    )
+    manager = tfmp.ExponentialUpdateLossScaleManager(2.0**12, 1000, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+    training = _Float8Training(manager)
     for _ in range(3):
         training.saturated()
     for skipped in range(1, 9):
@@ -85,16 +84,12 @@ def test_skipped_step_leaves_the_scales_of_float8_and_a_halved_scale_saturates_n
 
 
 def test_next_values_of_scales_that_were_divided_by_the_loss_scale_are_refused() -> None:
-    training = _Float8Training(tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5), tfmp.FixedLossScaleManager(8.0)))
-    opt, variables = training.opt, training.layer.trainable_variables
+    training = _Float8Training(tfmp.FixedLossScaleManager(8.0))
+    opt = training.opt
 
     @tf.function
     def step() -> None:
-        with tf.GradientTape() as tape:
-            outputs = training.layer(training.inputs, training=True)
-            loss = opt.get_scaled_loss(tf.reduce_mean(tf.cast(outputs, tf.float32)))
-        grads = tape.gradient(loss, [variable.value for variable in variables])
-        opt.apply(opt.get_unscaled_gradients(grads), variables)
+        opt.apply(opt.get_unscaled_gradients(training.gradients(opt.get_scaled_loss)), training.variables)
 
     before = training.layer.get_weights()
     with pytest.raises(ValueError, match=r"the gradients of dense.*/inputs_scale, .* are the next values"):
