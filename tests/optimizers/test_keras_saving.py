@@ -11,17 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from kerases import dense_model, for_every_keras, installed, optimizer, state, values, wrap
+from kerases import Halving, dense_model, for_every_keras, installed, optimizer, state, values, wrap
 from moving import FORMS, Form, built, checkpoint, for_forms, train
 
 import tfmp
-
-pytestmark = [
-    # Keras 3 passes its variables to h5py, which requests a copy from NumPy.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
-]
 
 
 def _adam(keras: ModuleType, **options: Any) -> Any:
@@ -152,43 +145,25 @@ def test_config_makes_the_same_optimizer_again(keras: ModuleType, manager: tfmp.
     assert wrap(optimizer(keras)).get_config().get("jit_compile", "auto") == "auto"
 
 
-class _Custom(tfmp.LossScaleManager):
-    """A custom manager, as scripts for tf.contrib define it."""
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self._start = start
-        self._scale = tf.Variable(start, trainable=False)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"start": self._start}
-
-    def get_loss_scale(self) -> tf.Tensor:
-        return self._scale.read_value()
-
-    def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
-        return self._scale.assign(self._scale / tf.where(finite_grads, 1.0, 4.0))
-
-
-class _Continuing(_Custom):
+class _Continuing(Halving):
     """A custom manager that can continue from a given scale."""
 
     def continue_from(self, loss_scale: float, good_steps: int) -> None:
-        self._scale.assign(loss_scale + good_steps)
+        self.loss_scale.assign(loss_scale + good_steps)
 
 
 @for_every_keras()
 def test_custom_manager_is_loaded_with_custom_objects_and_a_checkpoint_holds_its_variables(
     keras: ModuleType, tmp_path: Path
 ) -> None:
-    model, restored = (built(dense_model(keras, _managed(keras, _Custom(64.0)))) for _ in range(2))
+    model, restored = (built(dense_model(keras, _managed(keras, Halving(64.0)))) for _ in range(2))
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"_Custom": _Custom})
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Halving": Halving})
     assert float(loaded.optimizer.loss_scale) == 64
     train(model, [0], [0])
     path = checkpoint(model, model.optimizer).save(tmp_path / "checkpoint")
     checkpoint(restored, restored.optimizer).restore(path).assert_consumed()
-    assert (float(restored.optimizer.loss_scale), int(restored.optimizer.skipped_steps)) == (16, 1)
+    assert (float(restored.optimizer.loss_scale), int(restored.optimizer.skipped_steps)) == (32, 1)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +173,7 @@ def test_custom_manager_is_loaded_with_custom_objects_and_a_checkpoint_holds_its
         (lambda: _Continuing(64.0), 512),
         (lambda: tfmp.FixedLossScaleManager(512), 512),
         (lambda: tfmp.FixedLossScaleManager(64), 64),
-        (lambda: _Custom(64.0), 64),
+        (lambda: Halving(64.0), 64),
     ],
     ids=["log_max", "custom with continue_from", "fixed there", "fixed", "custom"],
 )
