@@ -43,7 +43,7 @@ def _described(module: str | None, name: str, registered: str | None = None) -> 
 
 
 @for_every_kind
-def test_module_that_a_configuration_or_a_part_of_it_names_is_not_imported(
+def test_module_that_a_configuration_a_part_of_it_or_a_function_in_a_part_names_is_not_imported(
     keras: ModuleType, optimizers: ModuleType, not_imported: str
 ) -> None:
     evil = [_described(not_imported, "Thing", registered) for registered in (None, "Thing", "package>Thing")]
@@ -52,7 +52,10 @@ def test_module_that_a_configuration_or_a_part_of_it_names_is_not_imported(
     bad = [{part: each} for part in ("inner_optimizer", "loss_scale_manager", "skip_spikes") for each in evil]
     # The class is known under the second name while the optimizer is made.
     name = f"tfmp>found as {type(opt.inner_optimizer).__name__}"
-    for nested in (evil[0], evil[:1], {"of": evil[0]}, _described(not_imported, name, "Thing")):
+    # Keras 2 looks for a function by the name in the field "config", and not by the registered one.
+    keras.saving.register_keras_serializable(package="test_configurations", name="registered")(lambda step: step)
+    function = _described(not_imported, "function", "test_configurations>registered") | {"config": "thing"}
+    for nested in (evil[0], evil[:1], {"of": evil[0]}, _described(not_imported, name, "Thing"), function):
         for part, setting in [("inner_optimizer", "learning_rate"), ("loss_scale_manager", "init_loss_scale")]:
             bad.append({part: {**config[part], "config": {**config[part]["config"], setting: nested}}})
     for each in bad:
@@ -60,19 +63,6 @@ def test_module_that_a_configuration_or_a_part_of_it_names_is_not_imported(
             type(opt).from_config({**config, **each})
     with pytest.raises(TypeError, match=r"a tfmp\.OverflowDetector"):
         type(opt).from_config({**config, "overflow_detector": evil[0]})
-    assert not_imported not in sys.modules
-
-
-@for_every_keras()
-def test_module_of_a_function_in_a_part_is_not_imported(keras: ModuleType, not_imported: str) -> None:
-    # Keras 2 looks for a function by the name in the field "config", and not by the registered one.
-    keras.saving.register_keras_serializable(package="test_configurations", name="registered")(lambda step: step)
-    function = {**_described(not_imported, "function", "test_configurations>registered"), "config": "thing"}
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    config = opt.get_config()
-    inner = {**config["inner_optimizer"], "config": {**config["inner_optimizer"]["config"], "learning_rate": function}}
-    with pytest.raises(ValueError, match=rf"names {not_imported}\.thing, which is neither registered with"):
-        type(opt).from_config({**config, "inner_optimizer": inner})
     assert not_imported not in sys.modules
 
 
@@ -93,28 +83,34 @@ def test_module_of_a_layer_in_a_recomputed_model_is_not_imported(keras: ModuleTy
 
 
 @for_every_keras()
-def test_parts_of_a_part_may_be_registered_or_of_an_imported_module(keras: ModuleType) -> None:
-    schedule = type("_Half", (keras.optimizers.schedules.ExponentialDecay,), {"__module__": "a_module_that_is_gone"})
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(schedule(0.5, 1, 0.5)))
-    again = type(opt).from_config(opt.get_config(), {"_Half": schedule, "Custom>_Half": schedule})
-    assert type(again.inner_optimizer._learning_rate) is schedule
-    opt = tfmp.LossScaleOptimizer(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
-    again = type(opt).from_config(opt.get_config())
-    assert type(again.inner_optimizer._learning_rate) is keras.optimizers.schedules.ExponentialDecay
+def test_part_and_what_is_in_it_may_be_registered_or_of_an_imported_module(
+    keras: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decay = keras.optimizers.schedules.ExponentialDecay
+    # The name of its class is that of one of Keras' own.
+    own = type("Adam", (keras.optimizers.SGD,), {"__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], "Adam", own, raising=False)
+    for schedule in (type("_Half", (decay,), {"__module__": "a_module_that_is_gone"}), decay):
+        opt = tfmp.LossScaleOptimizer(own(schedule(0.5, 1, 0.5)), _Eight())
+        registered = {"_Half": schedule, "Custom>_Half": schedule}
+        again = tfmp.LossScaleOptimizer.from_config(opt.get_config(), registered if schedule is not decay else None)
+        assert (type(again.inner_optimizer), type(again.manager)) == (own, _Eight)
+        assert type(again.inner_optimizer._learning_rate) is schedule
 
 
+_NO_CONFIGURATION = r"must be a configuration with class_name and config, got \{"
 #: What is no configuration of a part, or one of another kind, and what is said of it.
-_BAD = {
-    "empty": ({}, r"must be a configuration with class_name and config, got \{"),
-    "no name": ({"config": {}}, r"must be a configuration with class_name and config, got \{"),
-    "name is None": ({"class_name": None, "config": {}}, r"must be a configuration with class_name and config, got \{"),
-    "config is 1": ({"class_name": "A", "config": 1}, r"must be a configuration with class_name and config, got \{"),
-    "another kind": (_described(__name__, "_OfAnotherKind"), r"(_OfAnotherKind, where it )?must name a subclass of "),
-}
+_BAD = [
+    ({}, _NO_CONFIGURATION),
+    ({"config": {}}, _NO_CONFIGURATION),
+    ({"class_name": None, "config": {}}, _NO_CONFIGURATION),
+    ({"class_name": "A", "config": 1}, _NO_CONFIGURATION),
+    (_described(__name__, "_OfAnotherKind"), r"(_OfAnotherKind, where it )?must name a subclass of "),
+]
 
 
 @pytest.mark.parametrize("part", ["inner_optimizer", "loss_scale_manager", "skip_spikes"])
-@pytest.mark.parametrize(("bad", "message"), _BAD.values(), ids=_BAD)
+@pytest.mark.parametrize(("bad", "message"), _BAD)
 @for_every_kind
 def test_what_is_no_configuration_of_a_part_is_refused_before_it_runs(
     keras: ModuleType, optimizers: ModuleType, part: str, bad: dict[str, Any], message: str
@@ -123,17 +119,6 @@ def test_what_is_no_configuration_of_a_part_is_refused_before_it_runs(
     for custom_objects in (None, {"_OfAnotherKind": _OfAnotherKind}):
         with pytest.raises(ValueError, match=message):
             type(opt).from_config({**opt.get_config(), part: bad}, custom_objects=custom_objects)
-
-
-@for_every_keras()
-def test_class_of_an_imported_module_needs_no_registration(keras: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The name of its class is that of one of Keras' own.
-    own = type("Adam", (keras.optimizers.SGD,), {"__module__": __name__})
-    monkeypatch.setattr(sys.modules[__name__], "Adam", own, raising=False)
-    opt = tfmp.LossScaleOptimizer(own(0.5), _Eight())
-    again = tfmp.LossScaleOptimizer.from_config(opt.get_config())
-    assert (type(again.inner_optimizer), type(again.manager)) == (own, _Eight)
-    assert float(again.learning_rate) == 0.5
 
 
 @for_every_kind

@@ -1,6 +1,6 @@
 """Runs a short training with each system's loss scaling and saves its files, for the tests that read them.
 
-    PYTHONPATH=.:tests/optimizers python tests/checkpoints/systems.py DIRECTORY
+    PYTHONPATH=.:tests:tests/optimizers python tests/checkpoints/systems.py DIRECTORY
 
 writes the files of all systems that are installed; `tests/recordings/scales` was made so.
 """

@@ -200,7 +200,7 @@ def test_second_moment_follows_the_squares_of_gradients_over_many_steps() -> Non
 @pytest.mark.parametrize("way", ["eager", "function", "xla"])
 def test_skipped_step_leaves_slots_and_random_numbers_as_they_were(way: str) -> None:
     run = None if way == "eager" else functools.partial(tf.function, jit_compile=way == "xla", autograph=False)
-    assert_trains_as(adam(keras), wrap(adam(keras)), keras, run, plain_run=run)
+    assert_trains_as(adam(keras), wrap(adam(keras)), keras, run)
 
 
 def test_step_that_grad_scaler_skips_leaves_all_state_as_it_was() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from kit.keras_hosts import of_tensorflow
 
 import tfmp
 from tfmp.core.managers import LossScaleState
@@ -148,14 +149,12 @@ def assert_trains_as(
     keras: ModuleType,
     run: Callable[..., Any] | None = None,
     *,
-    plain_run: Callable[..., Any] | None = None,
     make: Callable[[ModuleType], list[Any]] = kernel_and_bias,
     grads_of: Callable[..., Sequence[Any]] = gradients,
 ) -> None:
     """Assert that a wrapped optimizer skips steps that overflow, and otherwise trains as it does without a wrapper.
 
-    In eager code both are alike in every bit. Where `run` traces the wrapped one, `plain_run` must trace the other too,
-    because Nadam of Keras 2 counts steps in Python while a function is traced.
+    In eager code both are alike in every bit. `run` makes what runs a step of either, of a function that takes one.
     """
     variables, plain_variables = make(keras), make(keras)
     is_legacy = not hasattr(plain, "build")
@@ -163,15 +162,9 @@ def assert_trains_as(
         opt.build(variables)
         plain.build(plain_variables)
 
-    def all_step(grads: Sequence[tf.Tensor]) -> None:
-        take_step(opt, variables, grads)
-
-    def plain_step(grads: Sequence[tf.Tensor]) -> None:
-        take_step(plain, plain_variables, grads)
-
+    steps = [functools.partial(take_step, *each) for each in ((opt, variables), (plain, plain_variables))]
+    step, plain_step = steps if run is None else map(run, steps)
     tolerance = {"rtol": 0, "atol": 0} if run is None else {"rtol": 1e-5, "atol": 1e-6}
-    step = all_step if run is None else run(all_step)
-    plain_step = plain_step if plain_run is None else plain_run(plain_step)
     for seed, last in enumerate([None, math.inf, None, -math.inf, math.nan, None]):
         before = [*values(variables), *values_but_state(opt)]
         step(grads_of(seed, last))
@@ -273,9 +266,8 @@ def num_programs(function: Callable[..., None], *args: Any) -> int:
 
 def of_replicas(variable: Any) -> list[np.ndarray]:
     """Return the values of a variable on each replica of the current strategy."""
-    # A variable of Keras 3 contains a variable of TensorFlow.
-    of_tensorflow = variable if isinstance(variable, tf.Variable) else variable.value
-    return [part.numpy() for part in tf.distribute.get_strategy().experimental_local_results(of_tensorflow)]
+    parts = tf.distribute.get_strategy().experimental_local_results(of_tensorflow(variable))
+    return [part.numpy() for part in parts]
 
 
 def values(variables: Sequence[Any]) -> list[Any]:

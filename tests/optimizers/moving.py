@@ -23,18 +23,17 @@ def _wrapped(keras: ModuleType, kind: str, inner: Any, **settings: Any) -> Any:
             return inner
         case "own":
             return keras.mixed_precision.LossScaleOptimizer(inner, **RULE)
+        case "window":
+            return tfmp.LossScaleOptimizer(inner, **RULE, accumulation_steps=2)
         case _:
             return tfmp.LossScaleOptimizer(inner, **RULE, **settings)
 
 
-def make_model(
-    keras: ModuleType, kind: str, policy: str | None = None, name: str = "Adam", use_ema: bool = True, **settings: Any
-) -> Any:
+def make_model(keras: ModuleType, kind: str, name: str = "Adam", *, use_ema: bool = True, **settings: Any) -> Any:
     """Make a model: in float32 without a wrapper, and in mixed precision with one."""
     ema = {"use_ema": True, "ema_momentum": 0.5} if use_ema else {}
     opt = _wrapped(keras, kind, optimizer(keras, name, learning_rate=0.125, **ema), **settings)
-    policy = policy or ("float32" if kind == "bare" else "mixed_float16")
-    return dense_model(keras, opt, policy, run_eagerly=True)
+    return dense_model(keras, opt, "float32" if kind == "bare" else "mixed_float16", run_eagerly=True)
 
 
 def built(model: Any) -> Any:
@@ -159,12 +158,6 @@ _KERAS_FILE = Form(
     lambda keras, model, path: model.save(path / "model.keras"),
     lambda keras, model, path, opt, exact: built(model).load_weights(str(path / "model.keras")),
 )
-_SAVED_MODEL = Form(
-    lambda keras, model, path: model.save(path / "saved"),
-    # Keras' load_model makes a new optimizer for this format, with or without tfmp.
-    _load_tensorflow_weights("saved/variables/variables"),
-    is_of_keras_2=True,
-)
 #: The forms that load into a model.
 FORMS = {
     "weights_file": WEIGHTS,
@@ -178,7 +171,12 @@ FORMS = {
         holds_scale_of_keras2=True,
         is_of_keras_2=True,
     ),
-    "saved_model": _SAVED_MODEL,
+    "saved_model": Form(
+        lambda keras, model, path: model.save(path / "saved"),
+        # Keras' load_model makes a new optimizer for this format, with or without tfmp.
+        _load_tensorflow_weights("saved/variables/variables"),
+        is_of_keras_2=True,
+    ),
     # These make a model.
     "keras_file": _KERAS_FILE._replace(
         load=lambda keras, model, path, opt, exact: keras.saving.load_model(path / "model.keras")

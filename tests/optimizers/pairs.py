@@ -32,11 +32,9 @@ def many_gradients(seed: int, last: float | None = None) -> list[Any]:
 class Pair:
     """An optimizer in tfmp's wrapper, whose updates are compiled, and a bare one, with variables of their own."""
 
-    def __init__(
-        self, make: Callable[[], Any], variables_of: Callable[[], list[Any]], jit_compile: bool | str = True
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], variables_of: Callable[[], list[Any]]) -> None:
         self.bare, self.inner = make(), make()
-        self.opt = tfmp.LossScaleOptimizer(self.inner, tfmp.FixedLossScaleManager(SCALE), jit_compile=jit_compile)
+        self.opt = tfmp.LossScaleOptimizer(self.inner, tfmp.FixedLossScaleManager(SCALE), jit_compile=True)
         self.bare_variables, self.variables = variables_of(), variables_of()
         self.bare.build(self.bare_variables)
         self.opt.build(self.variables)

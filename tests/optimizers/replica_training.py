@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 from faults import healthy
+from kit.keras_hosts import of_tensorflow
 from kit.oracle import Rule
 from kit.structures import Fed
 from scenarios import REPLICATED, Scenario
@@ -54,9 +55,7 @@ def ours(inner_optimizer: Any, **options: Any) -> tfmp.LossScaleOptimizer:
 
 def values(strategy: tf.distribute.Strategy, variables: list[Any]) -> State:
     """Return the variables' values on each replica of this process."""
-    # A variable of Keras 3 contains a variable of TensorFlow.
-    of_tensorflow = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-    parts = map(strategy.experimental_local_results, of_tensorflow)
+    parts = map(strategy.experimental_local_results, map(of_tensorflow, variables))
     return [[part.numpy().tolist() for part in replica] for replica in zip(*parts, strict=True)]
 
 

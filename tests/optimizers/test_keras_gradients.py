@@ -114,15 +114,6 @@ def test_gradient_that_overwrites_its_variable_is_not_unscaled_and_checked_only_
     assert report.last.numpy().tolist() == [[0, 0, 0], [0, 1, 0]]
 
 
-@for_every_keras("keras3")
-def test_apply_defaults_to_the_variables_of_build(keras: ModuleType) -> None:
-    (weight,) = variables = [variable(keras, [1, 2])]
-    opt = wrap(optimizer(keras))
-    opt.build(variables)
-    opt.apply([tf.constant([SCALE, 0])])
-    assert weight.numpy().tolist() == [0.5, 2]
-
-
 @for_every_keras()
 def test_empty_list_of_gradients_takes_no_step_as_in_keras(keras: ModuleType) -> None:
     opt = wrap(optimizer(keras))

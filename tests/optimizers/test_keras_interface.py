@@ -283,30 +283,6 @@ def test_loss_scale_factor_of_the_inner_optimizer_is_turned_off(
     assert warning.startswith("loss_scale_factor=8.0 of the inner optimizer is turned off")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "aggregates"),
-    [({}, True), ({"skip_gradients_aggregation": True}, False), ({"experimental_aggregate_gradients": False}, False)],
-    ids=str,
-)
-@for_every_keras2
-def test_gradients_are_aggregated_once_unless_aggregation_is_skipped(
-    keras: ModuleType, arguments: dict[str, bool], aggregates: bool
-) -> None:
-    calls = []
-
-    class Noting(keras.optimizers.SGD):
-        def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-            calls.append(1)
-            return super().aggregate_gradients(grads_and_vars)
-
-    weight, opt = variable(keras, [1, 2]), wrap(Noting(0.5))
-    opt.scale_loss(tf.constant(1.0))
-    iterations = opt.apply_gradients([(tf.constant([SCALE, 0]), weight)], **arguments)
-    assert weight.numpy().tolist() == [0.5, 2]
-    assert (len(calls), iterations is opt.iterations) == (aggregates, True)
-    assert opt.aggregate_gradients([(tf.constant(1.0), weight)])[0][1] is weight
-
-
 @for_every_keras2
 def test_name_of_the_call_is_the_scope_of_the_inner_optimizers_ops_and_variables_may_be_a_function(
     keras: ModuleType,
@@ -320,6 +296,7 @@ def test_name_of_the_call_is_the_scope_of_the_inner_optimizers_ops_and_variables
     graph = step.get_concrete_function().graph.as_graph_def()
     assert any("mine" in node.name for function in graph.library.function for node in function.node_def)
     opt.minimize(lambda: tf.reduce_sum(weight), lambda: [weight])
+    assert opt.apply_gradients([(tf.zeros([2]), weight)]) is opt.iterations
     assert weight.numpy().tolist() == [0.5, 1.5]
 
 

@@ -71,9 +71,10 @@ def test_replicas_in_eager_code_do_what_the_oracle_says(
     assert checks.violations(scenario.course(), states, KerasLoop(STRUCTURE, None, keras=keras, averages=False)) == []
 
 
+@pytest.mark.parametrize("summed", [{"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}])
 @for_every_keras2
 def test_gradients_that_the_loop_summed_are_not_summed_again(
-    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy
+    keras: ModuleType, two_replicas: tf.distribute.MirroredStrategy, summed: dict[str, bool]
 ) -> None:
     with two_replicas.scope():
         weight = tf.Variable(1.0)
@@ -83,7 +84,7 @@ def test_gradients_that_the_loop_summed_are_not_summed_again(
     def on_replica(grad: tf.Tensor) -> None:
         [grad] = opt.get_unscaled_gradients([grad * opt.loss_scale])
         total = tf.distribute.get_replica_context().all_reduce("SUM", grad)
-        opt.apply_gradients([(total, weight)], skip_gradients_aggregation=True)
+        opt.apply_gradients([(total, weight)], **summed)
 
     for grads in ((0.25, 0.5), (math.inf, 0.5), (0.5, math.nan)):
         each = two_replicas.experimental_distribute_values_from_function(
@@ -111,7 +112,7 @@ def test_untested_strategy_is_refused_by_name_and_a_step_outside_of_the_replicas
             weight, opt = variable(keras, np.ones([3])), _wrapped(keras)
             opt.build([weight])
         if strategy is central:
-            step = tf.function(_step_of(strategy, opt, [weight], _same([1.0, 1.0, 1.0])))
+            step = tf.function(_step_of(strategy, opt, [weight], _fed(np.ones([2, 3]))))
             with pytest.raises(NotImplementedError, match=f"not support {type(central).__name__}: use MirroredStr"):
                 step()
             if not keras.__version__.startswith("3.") or tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 9):
@@ -124,9 +125,9 @@ def test_untested_strategy_is_refused_by_name_and_a_step_outside_of_the_replicas
         assert values(strategy, [weight])[0] == [[1, 1, 1]]
 
 
-def _wrapped(keras: ModuleType, inner: Any = None, *, scale: float = 8, **settings: Any) -> Any:
+def _wrapped(keras: ModuleType, *, scale: float = 8, **settings: Any) -> Any:
     settings = {"jit_compile": True} | settings
-    opt = tfmp.LossScaleOptimizer(inner or optimizer(keras), tfmp.FixedLossScaleManager(scale), **settings)
+    opt = tfmp.LossScaleOptimizer(optimizer(keras), tfmp.FixedLossScaleManager(scale), **settings)
     opt.scale_loss(tf.constant(1.0))
     return opt
 
@@ -138,52 +139,37 @@ def _step_of(
 
     def on_replica() -> None:
         given = grads(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        if hasattr(opt, "apply"):
-            opt.apply(given, variables)
-        else:
-            opt.apply_gradients(zip(given, variables, strict=True))
+        opt.apply_gradients(zip(given, variables, strict=True))
 
     return lambda: strategy.run(on_replica)
 
 
-def _overflow(size: int, dtype: str, sparse: bool) -> Callable[[tf.Tensor], list[Any]]:
+def _fed(each: Any, dtype: str = "float32", *, sparse: bool = False) -> Callable[[tf.Tensor], list[Any]]:
+    """Return a function from the index of a replica to its gradient, a row of these values."""
+
     def grads(replica: tf.Tensor) -> list[Any]:
-        each = np.ones([2, size], dtype)
-        each[0, [3, 5]], each[1, -1] = math.inf, math.nan
-        grad = tf.constant(each)[replica]
+        # Each replica needs a tensor of its own.
+        grad, size = tf.constant(np.array(each, dtype))[replica], len(each[0])
         return [tf.IndexedSlices(grad, tf.range(size), tf.constant([size])) if sparse else grad]
 
     return grads
 
 
-def _same(grad: list[float], dtype: str = "float32", *, sparse: bool = False) -> Callable[[tf.Tensor], list[Any]]:
-    def grads(replica: tf.Tensor) -> list[Any]:
-        # Each replica needs a tensor of its own.
-        own = tf.stack([tf.constant(grad, dtype)] * 2)[replica]
-        return [tf.IndexedSlices(own, tf.range(len(grad)), tf.constant([len(grad)])) if sparse else own]
-
-    return grads
-
-
 #: So many values that a gradient is not read together with others.
-_LARGE = 2**13
-_INF_AND_MINUS_INF = [[math.inf, 1.0, 1.0], [-math.inf, 1.0, 1.0]]
+_LARGE = np.ones([2, 2**13])
+_LARGE[0, [3, 5]], _LARGE[1, -1] = math.inf, math.nan
 
 
 @pytest.mark.parametrize(
-    ("size", "scale", "grads", "weight", "report"),
+    ("each", "dtype", "sparse", "scale", "weight", "report"),
     [
-        *(
-            (_LARGE, 8, _overflow(_LARGE, dtype, sparse), [1], [2, 1, 0])
-            for dtype in ("float32", "float16")
-            for sparse in (0, 1)
-        ),
+        *((_LARGE, dtype, sparse, 8, [1], [2, 1, 0]) for dtype in ("float32", "float16") for sparse in (False, True)),
         # The sum, which optimizers of Keras 2 check, is NaN.
-        (3, 8, lambda replica: [tf.constant(_INF_AND_MINUS_INF)[replica]], [1], {"3": [1, 0, 0], "2": [0, 1, 0]}),
-        (3, 1, _same([2e38, 1.0, 1.0]), [1], None),
-        (3, 1, _same([2e38, 1.0, 1.0], sparse=True), [1], "rows"),
+        ([[math.inf, 1, 1], [-math.inf, 1, 1]], "float32", False, 8, [1], {"3": [1, 0, 0], "2": [0, 1, 0]}),
+        ([[2e38, 1, 1]] * 2, "float32", False, 1, [1], None),
+        ([[2e38, 1, 1]] * 2, "float32", True, 1, [1], "rows"),
         # Their sum, 2**16, is infinite in float16.
-        (3, 8, _same([2.0**15, 8.0, 16.0], "float16"), [1 - 0.5 * 2**13, 0, -1], [0, 0, 0]),
+        ([[2.0**15, 8, 16]] * 2, "float16", False, 8, [1 - 0.5 * 2**13, 0, -1], [0, 0, 0]),
     ],
     ids=["large", "large sparse", "large float16", "large sparse float16", "inf - inf", "sum", "sparse sum", "float16"],
 )
@@ -191,19 +177,20 @@ _INF_AND_MINUS_INF = [[math.inf, 1.0, 1.0], [-math.inf, 1.0, 1.0]]
 def test_sums_that_overflow_are_skipped_and_what_overflowed_is_counted(
     keras: ModuleType,
     two_replicas: tf.distribute.MirroredStrategy,
-    size: int,
+    each: Any,
+    dtype: str,
+    sparse: bool,
     scale: float,
-    grads: Callable[[tf.Tensor], list[Any]],
     weight: list[float],
     report: Any,
 ) -> None:
     if report == "rows" and keras.__version__.startswith("2."):
         pytest.xfail("the optimizer sums rows of one index after the check, on one device too")
     with two_replicas.scope():
-        kernel, opt = variable(keras, np.ones([size])), _wrapped(keras, scale=scale)
+        kernel, opt = variable(keras, np.ones(len(each[0]))), _wrapped(keras, scale=scale)
         opt.build([kernel])
-    tf.function(_step_of(two_replicas, opt, [kernel], grads))()
-    assert kernel.numpy().tolist() == (weight * size if len(weight) == 1 else weight)
+    tf.function(_step_of(two_replicas, opt, [kernel], _fed(each, dtype, sparse=sparse)))()
+    assert kernel.numpy().tolist() == (weight * len(each[0]) if len(weight) == 1 else weight)
     assert int(opt.skipped_steps) == (len(weight) == 1)
     if isinstance(report, list | dict):
         (found,) = opt.overflow_reports()
@@ -239,10 +226,10 @@ def test_replicas_count_in_the_one_variable_of_an_optimizer_made_outside_of_the_
     opt, other = _wrapped(keras), _wrapped(keras, is_distributed=True, aggregation_dtype="float16")
     with two_replicas.scope():
         weight = variable(keras, np.ones([3]))
-    tf.function(_step_of(two_replicas, opt, [weight], _same([1.0, 1.0, 1.0])))()
+    tf.function(_step_of(two_replicas, opt, [weight], _fed(np.ones([2, 3]))))()
     assert int(opt.iterations) == 1
     with pytest.raises(NotImplementedError, match="aggregation_dtype='float16' is for Horovod"):
-        tf.function(_step_of(two_replicas, other, [weight], _same([1.0, 1.0, 1.0])))()
+        tf.function(_step_of(two_replicas, other, [weight], _fed(np.ones([2, 3]))))()
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")

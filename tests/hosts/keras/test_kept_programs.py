@@ -84,10 +84,6 @@ def _changed(value: Any) -> Any:
     return 0.25 if value is None else value / 2 if isinstance(value, float) else value + 1
 
 
-def _public(opt: Any) -> set[str]:
-    return {attribute for attribute in vars(opt) if not attribute.startswith("_")}
-
-
 def _set(opt: Any, _: Any, attribute: str, value: Any) -> None:
     setattr(opt, attribute, value)
 
@@ -97,7 +93,7 @@ def _set(opt: Any, _: Any, attribute: str, value: Any) -> None:
 def test_every_attribute_that_changes_between_steps_is_obeyed(keras: ModuleType, name: str) -> None:
     pair = _Pair(keras, lambda: optimizer(keras, name, **_OPTIONS))
     assert pair.steps(4)[-1] is False
-    attributes = {each: getattr(pair.inner, each) for each in _public(pair.inner) - _FIXED}
+    attributes = {each: value for each, value in vars(pair.inner).items() if each[0] != "_" and each not in _FIXED}
     assert {"weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "ema_momentum"} <= attributes.keys()
     for attribute, value in sorted(attributes.items()):
         # A momentum of 0 has no slots, and cannot be another one.
@@ -110,24 +106,13 @@ def test_every_attribute_that_changes_between_steps_is_obeyed(keras: ModuleType,
             pair.assert_alike(1e-4, 1e-5)
 
 
-class _Factor:
-    """A number of the user's own that changes where no fingerprint sees it."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
-
-    def __mul__(self, other: Any) -> Any:
-        return other * self.value
-
-    __rmul__ = __mul__
-
-
 def _momentum(opt: Any, _: Any, value: float) -> None:
     opt.momentum = value
 
 
 def _own_factor(opt: Any, _: Any, value: float) -> None:
-    vars(opt).setdefault("own_factor", _Factor()).value = value
+    # An object of a class that is not Keras' may change where no fingerprint sees it.
+    vars(opt).setdefault("own_factor", types.SimpleNamespace()).value = value
 
 
 def _own_schedule(opt: Any, _: Any, value: float) -> None:
@@ -250,17 +235,6 @@ def test_what_a_user_puts_in_place_of_keras_code_runs_at_each_step(
         pair.assert_alike(1e-4, 1e-5)
     # What is Keras' own is compiled anew.
     assert ran is (replace != _KERAS_OWN)
-
-
-@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"weight_decay": 0.25}], ids="-".join)
-@for_every_keras()
-def test_nadam_which_counts_in_python_in_keras_2_takes_the_same_eager_steps(
-    keras: ModuleType, options: dict[str, Any]
-) -> None:
-    pair = _Pair(keras, lambda: optimizer(keras, "Nadam", **{"learning_rate": 0.01} | options))
-    ran = pair.steps(6)
-    pair.assert_alike(1e-4, 1e-5)
-    assert ran[3:] == [keras.__version__.startswith("2.")] * 3
 
 
 @for_every_keras("keras2", "tf_keras")

@@ -124,9 +124,8 @@ class _Loop(NamedTuple):
         self.opt.apply_gradients(zip(grads, self.weights, strict=True))
 
     def run(self, step: Callable[["_Loop"], None], compiled: bool, times: int = 1) -> None:
-        take = (
-            tf.function(functools.partial(step, self), autograph=False) if compiled else functools.partial(step, self)
-        )
+        run = functools.partial(step, self)
+        take = tf.function(run, autograph=False) if compiled else run
         for _ in range(times):
             take()
 
