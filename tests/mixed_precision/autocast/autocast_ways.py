@@ -14,7 +14,7 @@ import tfmp
 #: Takes a function and returns one that is called in its place, such as `tf.function`.
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-
+#: In the place of a scope, for plain code.
 PLAIN = contextlib.nullcontext()
 
 
