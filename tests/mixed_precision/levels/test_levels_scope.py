@@ -199,29 +199,44 @@ def _said(script: str, *args: str) -> str:
     return done.stdout
 
 
-_SAVED = [(name, level) for name in ("nested", "attention") for level in ("O1", "O2-bfloat16", "O3")]
+_SAVED = [(name, level) for name in ("nested", "attention") for level in ("O0", "O1", "O2-bfloat16", "O3")]
 
 
-def _saved(keras: ModuleType, folder: Path) -> Iterator[tuple[Path, Any]]:
-    """Save models of several levels, and yield their files with the models."""
+def _saved(keras: ModuleType, folder: Path) -> Iterator[tuple[Path, Any, np.ndarray]]:
+    """Save models of several levels, and yield their files with the models and batches for them."""
     folder.mkdir()
     kept = CASES["nested"].built(keras)
     tfmp.set_precision(kept, "O2", keep_float32=["head"])
-    models = {f"{name}_{level}.keras": CASES[name].built(keras, level) for name, level in _SAVED}
-    for name, model in (models | dict.fromkeys(("set.keras", "set.h5"), kept)).items():
+    models = {f"{name}_{level}.keras": (CASES[name].built(keras, level), CASES[name].batch) for name, level in _SAVED}
+    for name, (model, batch) in (models | dict.fromkeys(("set.keras", "set.h5"), (kept, _X))).items():
         with warnings.catch_warnings():
             # Keras advises against HDF5.
             warnings.simplefilter("ignore")
+            if "O0" in name:
+                model.compile("sgd", "mse")
             model.save(folder / name)
-        yield folder / name, model
+        yield folder / name, model, batch
 
 
-def test_saved_models_load_with_their_levels_without_tfmp_and_the_first_level_changes_keras(tmp_path: Path) -> None:
+def test_saved_and_copied_models_keep_their_levels_without_tfmp_too_and_the_first_level_changes_keras(
+    tmp_path: Path,
+) -> None:
     expected, args = {}, []
     for id_, keras in installed().items():
-        for path, model in _saved(keras, tmp_path / id_):
+        for path, model, batch in _saved(keras, tmp_path / id_):
             args += [keras.__name__, str(path)]
             expected[str(path)] = sorted([name, found] for name, found, _, _ in layer_policies(model))
+            copies = [type(model).from_config(model.get_config()), keras.models.clone_model(model)]
+            # A level that is open when a model is made from its configuration changes nothing.
+            with tfmp.precision("O3"):
+                loaded = keras.models.load_model(path, compile="O0" in path.name)
+                copies.append(keras.models.clone_model(model))
+            for copied in copies:
+                copied(batch)
+                assert layer_policies(copied) == layer_policies(model)
+            assert layer_policies(loaded) == layer_policies(model)
+            assert outputs(loaded, batch) == outputs(model, batch)
+            assert "O0" not in path.name or is_keras2(keras) or loaded.compiled
     # The policies of sequential and functional models themselves are not in their configurations.
     left_out = ("InputLayer", "Functional", "Sequential", "TFOpLambda", "SlicingOpLambda")
     printed, _, changed = _said(_LOADING, *args).partition("CHANGED")
@@ -250,28 +265,3 @@ print("FOUND", "after", keras.layers.Dense(2).dtype_policy.name)
 def test_keras_that_is_first_imported_in_a_scope_makes_its_layers_at_the_level() -> None:
     found = [line.split()[1:] for line in _said(_LATE, ",".join(_PACKAGES)).splitlines() if line.startswith("FOUND")]
     assert found == [*([name, "mixed_float16"] for name in ("tf.keras", *_PACKAGES)), ["after", "float32"]]
-
-
-@pytest.mark.parametrize("name", ["nested", "attention", "convolutional"])
-@for_every_keras()
-def test_loaded_and_copied_models_keep_the_policies_of_their_layers(
-    keras: ModuleType, name: str, tmp_path: Path
-) -> None:
-    case = CASES[name]
-    for level in ("O1", "O2", "O0"):
-        model = case.built(keras, level)
-        if level == "O0":
-            model.compile("sgd", "mse")
-        model.save(tmp_path / "model.keras")
-        copies = [type(model).from_config(model.get_config()), keras.models.clone_model(model)]
-        # A level that is open when a model is made from its configuration changes nothing.
-        with tfmp.precision("O3"):
-            loaded = keras.models.load_model(tmp_path / "model.keras", compile=level == "O0")
-            copies.append(keras.models.clone_model(model))
-        for copied in copies:
-            copied(case.batch)
-            assert layer_policies(copied) == layer_policies(model)
-        assert layer_policies(loaded) == layer_policies(model)
-        # Keras 2 reads the types of functions from the file, too.
-        assert outputs(loaded, case.batch) == outputs(model, case.batch)
-        assert level != "O0" or is_keras2(keras) or loaded.compiled
