@@ -168,14 +168,14 @@ def test_what_is_no_python_function_is_not_decorated(enabled: bool) -> None:
 
 
 def _fails(function: Any) -> Any:
-    raise ZeroDivisionError
+    raise ZeroDivisionError("no such row")
 
 
 @pytest.mark.parametrize("owner", ["tensorflow.python.ops.math_ops", "tensorflow.python.no_such_module", None])
 def test_nothing_is_replaced_if_one_function_cannot_be(
     owner: str | None, replaced: _Replaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scope, error, message = tfmp.autocast(), ZeroDivisionError, ""
+    scope, error, message = tfmp.autocast(), ZeroDivisionError, "no such row"
     replacement = hooks._REPLACEMENTS[-1]._replace(around=_fails)
     if owner is not None:
         replacement = hooks._Replacement((owner,), ("_no_such_function",), lambda function: function)
