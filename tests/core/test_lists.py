@@ -144,8 +144,8 @@ def _of_keras(keras: ModuleType) -> dict[str, tuple[Callable[[], _Take], str]]:
     return {name: (partial(prepared, call), wrong) for name, (call, wrong) in calls.items()}
 
 
-#: For each public function under test, what makes its call, outside of any `tf.function`, and the key in `_WRONG` of
-#: the arguments that it must refuse.
+#: For each public function under test, what makes its call, and the key in `_WRONG` of the arguments that it must
+#: refuse.
 _ENTRANCES: dict[str, tuple[Callable[[], _Take], str]] = {
     "GradScaler.unscale": (lambda: _unscale(True), "grads"),
     "GradScaler.unscale disabled": (lambda: _unscale(False), "grads"),
@@ -213,33 +213,23 @@ _FORMS: dict[str, _Form] = {
     "tuple": tuple,
     "values of a dict": lambda right: dict(enumerate(right)).values(),
 }
-_IN_EAGER_CODE_ALONE = ("GradScaler.prepare", "GradientAccumulator of", "bert exclude_from_weight_decay")
-#: The name of each function under test, and whether it is called inside a `tf.function`.
-_PLACES = [
-    (name, in_function)
-    for name in _ENTRANCES
-    for in_function in (False, True)
-    if not (in_function and name.startswith((*_IN_EAGER_CODE_ALONE, *installed())))
-]
 
 
-def _result(entrance: str, form: _Form, in_function: bool) -> Any:
-    take = _ENTRANCES[entrance][0]()
-    found = tf.function(lambda: take(form), autograph=False)() if in_function else take(form)
+def _result(entrance: str, form: _Form) -> Any:
+    found = _ENTRANCES[entrance][0]()(form)
     return tf.nest.map_structure(lambda each: each.numpy().tolist() if tf.is_tensor(each) else each, found)
 
 
 @pytest.mark.parametrize("form", _FORMS)
-@pytest.mark.parametrize(("entrance", "in_function"), _PLACES)
-def test_any_ordered_iterable_gives_the_same_result_as_a_list(entrance: str, form: str, in_function: bool) -> None:
-    assert _result(entrance, _FORMS[form], in_function) == _result(entrance, list, in_function)
+@pytest.mark.parametrize("entrance", _ENTRANCES)
+def test_any_ordered_iterable_gives_the_same_result_as_a_list(entrance: str, form: str) -> None:
+    assert _result(entrance, _FORMS[form]) == _result(entrance, list)
 
 
 @pytest.mark.parametrize(
-    ("entrance", "in_function", "wrong"),
-    [(*place, wrong) for place in _PLACES for wrong in _WRONG[_ENTRANCES[place[0]][1]]],
+    ("entrance", "wrong"), [(entrance, wrong) for entrance, (_, key) in _ENTRANCES.items() for wrong in _WRONG[key]]
 )
-def test_wrong_argument_is_refused_with_its_value_and_advice(entrance: str, in_function: bool, wrong: str) -> None:
+def test_wrong_argument_is_refused_with_its_value_and_advice(entrance: str, wrong: str) -> None:
     form = _WRONG[_ENTRANCES[entrance][1]][wrong]
     with pytest.raises(TypeError, match=r"must be (a list of|pairs of) .*(, got |, and it holds ).*: (pass|write) "):
-        _result(entrance, form, in_function)
+        _result(entrance, form)

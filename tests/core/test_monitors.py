@@ -11,34 +11,27 @@ import tfmp
 from tfmp.core.monitors import RecordedGradients, record_gradients, record_loss, records_of_graph
 from tfmp.core.overflow.found import Found
 from tfmp.core.step.norms import StepNorms
-from tfmp.core.step.scaler import LossScaler
 
 tf1 = tf.compat.v1
-
-
-def _scaler() -> tuple[LossScaler, tfmp.LossScaleManager]:
-    manager = tfmp.FixedLossScaleManager(8)
-    return scaler_of(manager), manager
 
 
 @pytest.mark.graph
 def test_graph_knows_the_managers_of_its_steps_and_their_overflows_once_each(session: tf1.Session) -> None:
     del session
-    scaler, manager = _scaler()
-    other_scaler, other_manager = _scaler()
+    scaler, other = (scaler_of(tfmp.FixedLossScaleManager(8)) for _ in range(2))
     assert records_of_graph().managers == []
-    for each, name in [(scaler, "kernel"), (scaler, "bias"), (other_scaler, "other"), (scaler, "kernel")]:
+    for each, name in [(scaler, "kernel"), (scaler, "bias"), (other, "other"), (scaler, "kernel")]:
         take_step(each, [tf.constant(1.0)], [name], lambda grads: tf.no_op())
-    assert records_of_graph().managers == [manager, other_manager]
-    assert [counts.report().names for counts in records_of_graph().overflow_counts(manager)] == [["kernel"], ["bias"]]
-    assert records_of_graph().overflow_counts(manager) == list(scaler.overflow_counts)
-    assert records_of_graph().overflow_counts(other_manager) == list(other_scaler.overflow_counts)
+    assert records_of_graph().managers == [scaler.manager, other.manager]
+    assert [counts.report().names for counts in scaler.overflow_counts] == [["kernel"], ["bias"]]
+    for each in (scaler, other):
+        assert records_of_graph().overflow_counts(each.manager) == list(each.overflow_counts)
 
 
 @pytest.mark.graph
 def test_losses_and_gradients_that_could_not_be_fetched_are_not_recorded(session: tf1.Session) -> None:
     del session
-    _, manager = _scaler()
+    manager = tfmp.FixedLossScaleManager(8)
 
     def record() -> tf.Tensor:
         loss = tf.constant(1.0) * 2
@@ -61,34 +54,29 @@ def test_losses_and_gradients_that_could_not_be_fetched_are_not_recorded(session
 
 @pytest.mark.graph
 def test_losses_and_gradients_of_a_graph_are_those_of_the_scalers_in_it(session: tf1.Session) -> None:
-    scaler, manager = _scaler()
-    other_scaler, other_manager = _scaler()
+    scaler, other = (scaler_of(tfmp.FixedLossScaleManager(8)) for _ in range(2))
     assert records_of_graph()[:2] == ([], [])
-    for each, value in [(scaler, 1.0), (other_scaler, 2.0), (scaler, 3.0)]:
+    for each, value in [(scaler, 1.0), (other, 2.0), (scaler, 3.0)]:
         each.scale(tf.constant(value))
         take_step(each, [tf.constant(value), None], ["kernel", "bias"], lambda grads: tf.no_op())
     losses, recorded = records_of_graph()[:2]
-    managers = [manager, other_manager, manager]
+    managers = [scaler.manager, other.manager, scaler.manager]
     assert [each.manager for each in losses] == [each.manager for each in recorded] == managers
     # This adapter's gradients were unscaled before.
     assert [(each.names, each.grads[1], each.loss_scale) for each in recorded] == [(["kernel", "bias"], None, None)] * 3
     found = session.run([[each.loss for each in losses], [each.grads[0] for each in recorded]])
     assert found == [[1, 2, 3], [1, 2, 3]]
+    # Scaled gradients are recorded with their factor.
+    grads = [tf.IndexedSlices(tf.constant([16.0]), tf.constant([1]), tf.constant([3]))]
+    take_step(scaler, grads, ["table"], lambda grads: tf.no_op(), are_scaled=True)
+    *_, last = records_of_graph().gradients
+    assert session.run([last.grads[0].values, last.loss_scale]) == [[16], 8]
     with tf.Graph().as_default():
         assert records_of_graph()[:2] == ([], [])
 
 
-@pytest.mark.graph
-def test_scaled_gradients_are_recorded_with_their_factor(session: tf1.Session) -> None:
-    scaler, _ = _scaler()
-    grads = [tf.IndexedSlices(tf.constant([16.0]), tf.constant([1]), tf.constant([3]))]
-    take_step(scaler, grads, ["table"], lambda grads: tf.no_op(), are_scaled=True)
-    (recorded,) = records_of_graph().gradients
-    assert session.run([recorded.grads[0].values, recorded.loss_scale]) == [[16], 8]
-
-
 def test_losses_and_gradients_of_eager_code_are_not_recorded() -> None:
-    scaler, _ = _scaler()
+    scaler = scaler_of(tfmp.FixedLossScaleManager(8))
     scaler.scale(tf.constant(1.0))
     take_step(scaler, [tf.constant(1.0)], ["kernel"], lambda grads: tf.no_op())
     assert records_of_graph()[:2] == ([], [])

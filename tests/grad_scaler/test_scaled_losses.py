@@ -1,7 +1,6 @@
 """The warnings about gradients whose loss was not scaled, and the cases that must not cause one."""
 
 import gc
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +11,12 @@ import tensorflow as tf
 from scaler_loops import IN_BOTH_WAYS, WAYS, sgd
 
 import tfmp
+from tfmp.core.messages import script_line
 
 _NEVER = (
     "gradients are divided by the loss scale, but scale() was not called before: differentiate what scale() returns, "
     "not the loss itself."
 )
-
-
-def _here() -> str:
-    """Return the line of the caller."""
-    frame = inspect.currentframe()
-    assert frame is not None
-    assert frame.f_back is not None
-    return f"test_scaled_losses.py:{frame.f_back.f_lineno}"
 
 
 class _Training:
@@ -46,8 +38,8 @@ class _Training:
 
     def step(self, grads: Any, unscales: bool = True) -> None:
         if unscales:
-            grads, line = self.scaler.unscale(self.optimizer, grads), _here()
-        _, last_line = self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True)), _here()
+            grads, line = self.scaler.unscale(self.optimizer, grads), script_line()
+        _, last_line = self.scaler.step(self.optimizer, zip(grads, [self.weight], strict=True)), script_line()
         self.scaler.update()
         if tf.executing_eagerly():
             # In eager code only the line that calls the scaler is known.
@@ -64,7 +56,7 @@ def test_warning_in_a_tf1_graph_names_the_line_of_the_gradients(
 ) -> None:
     scaler, weight = tfmp.GradScaler(), tf.compat.v1.get_variable("w", initializer=[1.0, 2.0])
     loss = tf.reduce_sum(weight * weight)
-    grads, line = tf.gradients(loss, [weight]), _here()
+    grads, line = tf.gradients(loss, [weight]), script_line()
     for _ in range(2):
         scaler.step(sgd(), zip(grads, [weight], strict=True))
     assert _messages(caplog) == [f"{line}: {_NEVER}"]
@@ -82,7 +74,7 @@ def test_gradients_of_an_unscaled_loss_give_one_warning_with_the_line(
     def iterate(data: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = training.loss(data)
-        grads, training.line = tape.gradient(loss, [training.weight]), _here()
+        grads, training.line = tape.gradient(loss, [training.weight]), script_line()
         training.step(tfmp.clip_by_norm(grads, 1e6) if clips else grads, unscales)
 
     run = WAYS[way](iterate)
@@ -138,25 +130,11 @@ def test_scaled_loss_gives_no_warning(name: str, way: str, caplog: pytest.LogCap
     assert int(training.scaler.attempted_steps) == 1
 
 
-def test_gradients_passed_to_a_function_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    training = _Training()
-    # The function is traced before any loss is scaled.
-    step = tf.function(lambda grad: training.step([grad * 1.0])).get_concrete_function(tf.TensorSpec([2]))
-    step(*training.grads())
-    assert _messages(caplog) == []
-
-
 @IN_BOTH_WAYS
 def test_disabled_scaler_gives_no_warning(way: str, caplog: pytest.LogCaptureFixture) -> None:
     training = _Training(enabled=False)
     WAYS[way](lambda data: _of_scaled(lambda t, data: t.loss(data))(training, data))(tf.constant(3.0))
     assert _messages(caplog) == []
-
-
-def _through_tensor_array(value: tf.Tensor) -> tf.Tensor:
-    handle, flow = tf.raw_ops.TensorArrayV3(size=1, dtype=tf.float32)
-    flow = tf.raw_ops.TensorArrayWriteV3(handle=handle, index=0, value=value, flow_in=flow)
-    return tf.raw_ops.TensorArrayReadV3(handle=handle, index=0, flow_in=flow, dtype=tf.float32)
 
 
 def _popped() -> tf.Tensor:
@@ -195,7 +173,6 @@ _MAKERS: dict[str, tuple[Callable[[], Any], bool]] = {
         lambda: _gradient(lambda grad: tf.numpy_function(np.negative, [grad], tf.float32)),
         True,
     ),
-    "gradient in a tensor array": (lambda: _gradient(_through_tensor_array), True),
     "gradient in a function": (lambda: _gradient(tf.function(tf.negative)), True),
     "ones of the user": (lambda: tf.ones(tf.compat.v1.placeholder(tf.int32, [1])), False),
 }

@@ -287,17 +287,6 @@ def test_manager_gets_the_largest_magnitude_of_each_iteration() -> None:
         assert training.scaler.state_dict() == alone.state_dict(), name
 
 
-def test_overflows_are_counted_for_each_optimizer() -> None:
-    scaler, optimizers = tfmp.GradScaler(8), [sgd(), sgd()]
-    weights = [tf.Variable(0.0, name=name) for name in ("first", "second")]
-    for grad in (8.0, math.nan, math.inf):
-        for optimizer, weight, own in zip(optimizers, weights, (8.0, grad), strict=True):
-            scaler.step(optimizer, [(tf.constant(own), weight)])
-        scaler.update()
-    reports = [(report.names, report.steps.numpy().tolist()) for report in scaler.overflow_reports()]
-    assert reports == [(["first:0"], [0]), (["second:0"], [2])]
-
-
 class _Recorder(tfmp.NonFiniteDetector):
     """Keeps how many gradients it read at each check."""
 

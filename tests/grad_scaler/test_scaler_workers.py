@@ -1,37 +1,15 @@
 """A scaler whose workers train together: when it averages their gradients, and when they must agree."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import tensorflow as tf
-from recording_adapters import numbers
 from scaler_loops import Training
-from stand_in_horovod import run_horovod
+from stand_ins import Workers, run_horovod
 
 import tfmp
-from tfmp.core.distribute import SingleProcess
-from tfmp.types import Gradient, Gradients
 
 
-class _Workers(SingleProcess):
-    """Two workers, of which the other has no gradients; keeps what they are asked."""
-
-    def __init__(self) -> None:
-        self.averaged: list[Any] = []
-        self.agreed: list[bool] = []
-
-    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        self.averaged.append((numbers(grads), list(names), dtype))
-        return [None if grad is None else grad / 2 for grad in grads]
-
-    def agree(self, answers: Sequence[tf.Tensor], grads: Gradients, names: Sequence[str]) -> list[tf.Tensor]:
-        self.agreed.append(not answers[0])
-        return super().agree(answers, grads, names)
-
-
-def _training(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[Training, _Workers]:
-    training, workers = Training(tfmp.GradScaler(8, **settings)), _Workers()
+def _training(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> tuple[Training, Workers]:
+    training, workers = Training(tfmp.GradScaler(8, **settings)), Workers()
     monkeypatch.setattr(training.scaler._scaler, "distribution", lambda: workers)
     return training, workers
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from kerases import for_every_keras, gradients, kernel_and_bias, kinds, optimizer, skip_before, take_step, values, wrap
-from stand_in_horovod import run_horovod
+from stand_ins import run_horovod
 
 import tfmp
 

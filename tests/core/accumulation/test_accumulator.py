@@ -266,10 +266,6 @@ def test_owner_of_the_variables_makes_them_and_may_keep_the_mean_in_float32(keep
     assert by_default.trainable_variables == ()
 
 
-def _own(values: tf.Tensor) -> tf.Tensor:
-    return values[tf.distribute.get_replica_context().replica_id_in_sync_group]
-
-
 @pytest.mark.parametrize(("steps", "per_epoch"), [(4, None), (8, 4)])
 def test_window_is_full_within_and_outside_of_replicas(two_replicas: Any, steps: int, per_epoch: int | None) -> None:
     with two_replicas.scope():
@@ -278,9 +274,9 @@ def test_window_is_full_within_and_outside_of_replicas(two_replicas: Any, steps:
         )
 
     def add(values: tf.Tensor) -> None:
-        rows = tf.stack([tf.distribute.get_replica_context().replica_id_in_sync_group, 0])
-        values = tf.reshape(_own(values), [1, 1]) * [[1.0], [1.0]]
-        accumulator.add([tf.IndexedSlices(values, rows, tf.constant([3, 1]))])
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        values = tf.reshape(values[replica], [1, 1]) * [[1.0], [1.0]]
+        accumulator.add([tf.IndexedSlices(values, tf.stack([replica, 0]), tf.constant([3, 1]))])
 
     on_replicas = tf.function(lambda values: two_replicas.run(add, args=(values,)))
     for end in (False, False, False, True):
@@ -305,26 +301,6 @@ def test_window_is_full_within_and_outside_of_replicas(two_replicas: Any, steps:
     # A single device has nothing to share.
     tf.distribute.OneDeviceStrategy("cpu:0").run(lambda: shared.add([tf.constant(1.0)]))
     assert float(shared.tried) == 1
-
-
-def test_part_of_a_window_may_be_larger_than_a_micro_batch_may_be(two_replicas: tf.distribute.MirroredStrategy) -> None:
-    detector, applied = tfmp.SaturationDetector(), []
-    with two_replicas.scope():
-        manager = tfmp.FixedLossScaleManager(1)
-        accumulator = tfmp.GradientAccumulator(
-            [tf.Variable(0.0)], 2, overflow_drops="micro_batch", overflow_detector=detector
-        )
-    scaler = scaler_of(manager, detector)
-
-    def of_replica() -> None:
-        grad = _own(tf.constant([40000.0, math.inf]))
-        take_step(scaler, [grad], ["w"], lambda grads: applied.append(float(grads[0])), accumulator=accumulator)
-
-    for _ in range(2):
-        two_replicas.run(of_replica)
-    # The one that was kept, twice: 80000, which no micro-batch may have.
-    assert applied == [80000, 0]
-    assert scaler.overflow_reports()[0].last.numpy().tolist() == [[2, 0, 0]]
 
 
 _WHOLE = "must be a whole number from 1 to 2**31 - 1, got"

@@ -1,5 +1,6 @@
 """Scaling and unscaling, the forms of gradients, and which gradients a user has unscaled."""
 
+import functools
 import math
 import weakref
 
@@ -65,12 +66,11 @@ def test_cast_to_a_narrower_type_can_overflow_and_densify_sums_rows_with_the_sam
     assert (arithmetic.cast(None, tf.float16), arithmetic.densify(None)) == (None, None)
 
 
-def _slices() -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.constant([[2.0], [3.0]]), tf.constant([2, 0]), tf.constant([4, 1]))
+_sparse = functools.partial(gradient, form="indexed")
 
 
 def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
-    grads = [tf.constant(1.0), None, _slices()]
+    grads = [tf.constant(1.0), None, _sparse([2.0, 3.0])]
     forms = arithmetic.forms(grads)
     assert forms.dtype == tf.bool
     assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
@@ -79,7 +79,7 @@ def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
 
 
 def test_gradients_are_told_apart_by_the_tensors_of_their_values() -> None:
-    dense, slices = tf.constant(2.0), _slices()
+    dense, slices = tf.constant(2.0), _sparse([2.0, 3.0])
     same_rows = tf.IndexedSlices(slices.values, tf.constant([1, 1]))
     assert arithmetic.without([dense, None, same_rows], [slices, None]) == [dense, None, None]
     *others, left = arithmetic.without([dense, None, slices], [dense])
@@ -101,16 +101,12 @@ def test_rows_with_a_value_other_than_0_are_found(jit_compile: bool, indices: li
     assert found.dense_shape.numpy().tolist() == shape
 
 
-def _sparse(value: float) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.constant([value]), tf.constant([0]), tf.constant([2]))
-
-
 def _rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(grad.values, grad.indices, grad.dense_shape)
 
 
 def test_tensors_are_known_by_identity_and_sparse_gradients_by_their_values() -> None:
-    dense, sparse, result = tf.constant(8.0), _sparse(8.0), _sparse(1.0)
+    dense, sparse, result = tf.constant(8.0), _sparse([8.0]), _sparse([1.0])
     unscaled = UnscaledGradients()
     assert not unscaled.precede(dense)
     unscaled.add([dense, None, sparse], [dense / 8, None, result])
@@ -118,7 +114,7 @@ def test_tensors_are_known_by_identity_and_sparse_gradients_by_their_values() ->
     unscaled.add([between], [between / 8])
     assert unscaled.count == 3
     given = [dense, sparse, _rows(sparse), sparse.values, between]
-    others = [None, tf.constant(8.0), _sparse(8.0), result, 8.0]
+    others = [None, tf.constant(8.0), _sparse([8.0]), result, 8.0]
     assert [unscaled.got(grad) for grad in [*given, *others]] == [True] * 5 + [False] * 5
     assert [unscaled.returned(grad) for grad in [result, _rows(result), sparse, None]] == [True, True, False, False]
     # What was made before the first result precedes all.
@@ -155,7 +151,7 @@ def test_graph_tells_what_is_computed_from_scaled_gradients_and_not_from_results
 
 
 def test_zeros_are_known_by_their_values_or_in_a_graph_by_their_op() -> None:
-    assert [is_zero(grad) for grad in [tf.zeros([2]), _sparse(0.0), tf.constant([0.0, 1.0]), np.zeros(2), None]] == [
+    assert [is_zero(grad) for grad in [tf.zeros([2]), _sparse([0.0]), tf.constant([0.0, 1.0]), np.zeros(2), None]] == [
         *[True] * 2,
         *[False] * 3,
     ]

@@ -16,8 +16,6 @@ from tfmp.core import tracing
 from tfmp.core.gradients import arithmetic, measures
 from tfmp.types import Gradients
 
-with_and_without_xla = pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
-
 
 @in_every_mode
 def test_value_is_found_in_one_type_beside_many_values_of_others(mode: str) -> None:
@@ -160,7 +158,7 @@ def test_norm_of_each_is_right_whether_squares_of_another_overflow_or_not(mode: 
 
 
 @pytest.mark.parametrize("factor", [1e30, 1.0, 1e-30])
-@with_and_without_xla
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
 def test_large_norms_are_right_and_small_ones_may_be_0(factor: float, jit_compile: bool) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape) * factor for shape in ([40, 300], [5], [100, 100], [7, 3])]

@@ -19,14 +19,14 @@ from recording_adapters import (
     run,
     scaler_of,
 )
-from stand_in_horovod import run_horovod
+from stand_ins import Workers, run_horovod
 
 import tfmp
 from tfmp.core.distribute import SingleProcess
 from tfmp.core.overflow.found import Checked, Found
 from tfmp.core.step.norms import Measured, StepNorms
 from tfmp.core.step.step import agree
-from tfmp.types import Gradient, Gradients
+from tfmp.types import Gradients
 
 tf1 = tf.compat.v1
 
@@ -193,20 +193,6 @@ def test_user_sees_the_manager_and_in_eager_programs_the_steps() -> None:
     assert opt.record_gradient_ranges() is opt.record_gradient_ranges() is not None
 
 
-class _Recording(SingleProcess):
-    """One process that records what it is asked to average, cast as on its way to others."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, float, tf.DType]] = []
-
-    def mean(self, grads: Gradients, names: Sequence[str], dtype: tf.DType | None) -> list[Gradient]:
-        travelling = [None if grad is None else tf.cast(grad, dtype or grad.dtype) for grad in grads]
-        self.sent = [
-            (name, float(grad), grad.dtype) for name, grad in zip(names, travelling, strict=True) if grad is not None
-        ]
-        return [None if grad is None else tf.cast(grad, tf.float32) for grad in travelling]
-
-
 def test_integer_loss_is_refused() -> None:
     with pytest.raises(TypeError, match="the loss must be of a floating-point type, got int32"):
         scaler_of(halving()).scale(tf.constant(3))
@@ -216,24 +202,23 @@ def test_integer_loss_is_refused() -> None:
     ("aggregation_dtype", "are_scaled", "value", "dtype", "sent"),
     [
         # As float16, the first gradient would be 0: in half precision gradients travel scaled.
-        (tf.float16, False, 2.0**-28, tf.float32, (2.0**-8, tf.float16)),
-        (tf.float16, False, 2.0**-20, tf.float16, (1.0, tf.float16)),
+        (tf.float16, False, 2.0**-28, tf.float32, 2.0**-8),
+        (tf.float16, False, 2.0**-20, tf.float16, 1.0),
         # Others travel as they are.
-        (tf.float16, True, 2.0**-8, tf.float32, (2.0**-8, tf.float16)),
-        (None, True, 2.0**-8, tf.float32, (2.0**-8, tf.float32)),
-        (None, False, 2.0**-8, tf.float32, (2.0**-8, tf.float32)),
+        (tf.float16, True, 2.0**-8, tf.float32, 2.0**-8),
+        (None, True, 2.0**-8, tf.float32, 2.0**-8),
+        (None, False, 2.0**-8, tf.float32, 2.0**-8),
     ],
 )
 def test_gradients_travel_in_the_type_of_the_aggregation_and_come_back_as_they_were(
-    aggregation_dtype: tf.DType | None, are_scaled: bool, value: float, dtype: tf.DType, sent: tuple[float, tf.DType]
+    aggregation_dtype: tf.DType | None, are_scaled: bool, value: float, dtype: tf.DType, sent: float
 ) -> None:
-    manager, process = tfmp.FixedLossScaleManager(2.0**20), _Recording()
+    manager, workers, names = tfmp.FixedLossScaleManager(2.0**20), Workers(), ["kernel", "bias"]
     scaler = scaler_of(manager, is_distributed=True, aggregation_dtype=aggregation_dtype)
-    mean, none = scaler.mean_over_workers(
-        [tf.constant(value, dtype), None], ["kernel", "bias"], process, are_scaled=are_scaled
-    )
-    assert process.sent == [("kernel", *sent)]
-    assert (float(mean), mean.dtype, none) == (value, dtype, None)
+    grads = [tf.constant(value, dtype), None]
+    mean, none = scaler.mean_over_workers(grads, names, workers, are_scaled=are_scaled)
+    assert workers.averaged == [([sent, None], names, aggregation_dtype)]
+    assert (float(mean), mean.dtype, none) == (value / 2, dtype, None)
 
 
 @pytest.mark.parametrize(

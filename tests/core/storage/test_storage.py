@@ -21,10 +21,6 @@ def _manager() -> tfmp.ExponentialUpdateLossScaleManager:
     return tfmp.ExponentialUpdateLossScaleManager(1024, 10, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
 
 
-def _initialize(session: tf1.Session) -> None:
-    session.run(tf1.global_variables_initializer())
-
-
 @pytest.mark.graph
 def test_state_of_each_manager_is_fetched_by_plain_names_behind_the_scopes(session: tf1.Session) -> None:
     update = _manager().update_loss_scale(tf.constant(False))
@@ -32,7 +28,7 @@ def test_state_of_each_manager_is_fetched_by_plain_names_behind_the_scopes(sessi
     for scope in (tf1.variable_scope("one"), tf.name_scope("other")):
         with scope:
             _manager()
-    _initialize(session)
+    session.run(tf1.global_variables_initializer())
     assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [1024, 0, 0]
     session.run(update)
     names = ["loss_scale:0", "loss_scale_1:0", "one/loss_scale:0", "other/loss_scale:0"]
@@ -57,7 +53,7 @@ def test_saved_variables_are_as_in_tensorflow_1_and_transient_ones_in_no_collect
     assert graph_variables.checkpoint_key(variable) == "scale"
     assert tf1.global_variables() == [variable]
     assert tf1.trainable_variables() == []
-    _initialize(session)
+    session.run(tf1.global_variables_initializer())
     assert session.run("scale:0") == 8
     assert not session.run(transient.is_initialized())
     session.run(transient.initializer)
@@ -78,7 +74,7 @@ def test_manager_made_under_control_dependencies_or_in_a_conditional_outlives_th
     scale = tf.cond(tf1.placeholder_with_default(True, []), branch, lambda: tf.constant(0.0))
     outside = [manager.get_loss_scale() for manager in made]
     # Nothing is fed.
-    _initialize(session)
+    session.run(tf1.global_variables_initializer())
     assert session.run([scale, *outside]) == [1024] * 3
 
 
@@ -92,7 +88,7 @@ def test_scale_that_a_step_has_read_stays_when_the_next_is_stored(session: tf1.S
     # What overflowed may be counted after that.
     with tf.control_dependencies([adjusted]):
         later = tf.identity(before)
-    _initialize(session)
+    session.run(tf1.global_variables_initializer())
     assert session.run(later) == 1024
     assert session.run(before) == 512
 
@@ -105,7 +101,7 @@ def test_checkpoint_in_a_graph_has_the_keys_of_eager_code(session: tf1.Session, 
     with session.as_default():
         # Estimator saves such a checkpoint before it has initialized anything.
         before = checkpoint.write(str(tmp_path / "before"))
-        _initialize(session)
+        session.run(tf1.global_variables_initializer())
         session.run(step)
         after = checkpoint.write(str(tmp_path / "after"))
         for path in (before, after):
@@ -137,7 +133,7 @@ def test_saved_graph_is_loaded_and_trained(
     opt = tfmp.LossScaleOptimizer(tf1.train.AdamOptimizer(), _manager())
     train_op = opt.minimize(w * math.inf)
     assert tf1.get_collection(tf1.GraphKeys.TRAIN_OP)[-1] is train_op
-    _initialize(session)
+    session.run(tf1.global_variables_initializer())
     path = str(tmp_path / "model.ckpt")
     with caplog.at_level("WARNING", logger="tensorflow"):
         tf1.train.Saver().save(session, path)
