@@ -32,8 +32,8 @@ def keras_of(value: object, base: str) -> ModuleType | None:
 def loaded_keras2() -> list[ModuleType]:
     """Return the packages of Keras 2 that the program has imported."""
     found = [sys.modules.get(package) for package in ("keras", "tf_keras")]
-    # What is imported may be a directory that an uninstalled Keras left behind.
-    return [keras for keras in found if keras is not None and hasattr(keras, "__version__") and is_keras2(keras)]
+    # What is imported may be a directory that an uninstalled Keras left behind, which has no version.
+    return [keras for keras in found if keras is not None and getattr(keras, "__version__", "").startswith("2.")]
 
 
 def module_for(keras: ModuleType) -> Literal["keras3", "keras215", "tf_keras"]:

@@ -237,7 +237,7 @@ class GradientAccumulator(tf.Module):
         self._recall_restored()
         self._have_grad |= present
         self._sparse -= present
-        self._sparse |= {index for index in present if arithmetic.is_sparse(grads[index])}
+        self._sparse |= {index for index in present if isinstance(grads[index], tf.IndexedSlices)}
 
     def _recall_restored(self) -> None:
         # After a checkpoint was restored, only the sums can show which variables had gradients.
@@ -364,7 +364,7 @@ def _add_buffer(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable
 def _add_to(variable: tf.Variable, grad: Gradient) -> Any:  # noqa: ANN401 - an op, or what a variable returns
     if grad is None:
         return tf.no_op()
-    if arithmetic.is_sparse(grad) and not tf.distribute.has_strategy():
+    if isinstance(grad, tf.IndexedSlices) and not tf.distribute.has_strategy():
         return variable.scatter_add(arithmetic.cast(grad, variable.dtype.base_dtype))
     # The variables that are separate on each replica do not support scatter_add.
     return variable.assign_add(tf.cast(arithmetic.densify(grad), variable.dtype.base_dtype))

@@ -408,11 +408,11 @@ class LossScaleOptimizer(StepsWithRanges, _OptimizerOfHost):
         return [type(self.inner_optimizer).__name__, *(f"{name}={value!r}" for name, value in shown.items())]
 
     def _average_over_workers(
-        self, variables: Iterable[Any], distribution: Distribution, *, is_done: bool
-    ) -> Callable[[Gradients], list[Gradient]] | None:
-        """Return what averages unscaled gradients over Horovod's workers; None if that is done already."""
+        self, variables: Iterable[Any], distribution: Distribution
+    ) -> Callable[[Gradients], list[Gradient]]:
+        """Return what averages unscaled gradients over Horovod's workers."""
         names, mean = names_of(variables), self._scaler.mean_over_workers
-        return None if is_done else lambda grads: mean(grads, names, distribution, are_scaled=False)
+        return lambda grads: mean(grads, names, distribution, are_scaled=False)
 
     def _take_step(
         self, adapter: OptimizerAdapter, grads: Gradients, facts: Facts, *, are_scaled: bool = False

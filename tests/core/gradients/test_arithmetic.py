@@ -75,7 +75,6 @@ def test_forms_tell_which_gradients_are_there_and_which_are_sparse() -> None:
     assert forms.dtype == tf.bool
     assert forms.numpy().tolist() == [[True, False], [False, False], [True, True]]
     assert (arithmetic.forms([]).dtype, arithmetic.forms([]).shape) == (tf.bool, [0, 2])
-    assert list(map(arithmetic.is_sparse, grads)) == [False, False, True]
 
 
 def test_gradients_are_told_apart_by_the_tensors_of_their_values() -> None:

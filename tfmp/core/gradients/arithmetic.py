@@ -84,11 +84,6 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gr
     return function(tf.convert_to_tensor(grad))
 
 
-def is_sparse(grad: Gradient) -> bool:
-    """Return whether a gradient is an `IndexedSlices`."""
-    return isinstance(grad, tf.IndexedSlices)
-
-
 def rows_not_zero(values: tf.Tensor) -> tf.IndexedSlices:
     """Return the rows of a tensor of rank 1 or more that contain a value other than 0; under XLA return all rows."""
     if within_xla():

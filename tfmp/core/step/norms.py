@@ -34,7 +34,7 @@ class Measured(NamedTuple):
         use the norm, which need not be right then.
         """
         grads = self.grads
-        if any(map(arithmetic.is_sparse, grads)) or not self.is_summed:
+        if any(isinstance(grad, tf.IndexedSlices) for grad in grads) or not self.is_summed:
             grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
         if not self.is_summed:
             is_named = len(names) == len(grads)

@@ -159,11 +159,11 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         own = lists.of_tensors(grad for grad, _ in pairs)
         given = [(grad, variable) for grad, (_, variable) in zip(own, pairs, strict=True)]
         summed = list(self.inner_optimizer.aggregate_gradients(given))
-        if not summed:
+        if not summed or self._is_averaged():
             return summed
         grads, variables = zip(*summed, strict=True)
-        average = self._average_over_workers(variables, self._scaler.distribution(), is_done=self._is_averaged())
-        return summed if average is None else list(zip(average(grads), variables, strict=True))
+        average = self._average_over_workers(variables, self._scaler.distribution())
+        return list(zip(average(grads), variables, strict=True))
 
     @without_autograph
     def apply_gradients(
@@ -192,11 +192,12 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
         lists.refuse_all_none(grads)
         facts = self._scaler.facts()
         is_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        is_averaged = self._is_averaged(is_reduced)
         adapter = Keras2Adapter(
             self.inner_optimizer,
             variables,
             {} if name is None else {"name": name},
-            average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
+            average=None if is_averaged else self._average_over_workers(variables, facts.distribution),
             leaves_out_none=False,
             programs=self._programs.of(self.inner_optimizer),
             is_summed=is_reduced,

@@ -148,11 +148,12 @@ class LossScaleOptimizerLegacy(OfKeras2):
         lists.refuse_all_none(grads, names_of(variables))
         facts = self._scaler.facts()
         is_reduced = not experimental_aggregate_gradients
+        is_averaged = self._is_averaged(is_reduced)
         adapter = LegacyAdapter(
             self.inner_optimizer,
             variables,
             kwargs if name is None else {"name": name, **kwargs},
-            average=self._average_over_workers(variables, facts.distribution, is_done=self._is_averaged(is_reduced)),
+            average=None if is_averaged else self._average_over_workers(variables, facts.distribution),
             is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )

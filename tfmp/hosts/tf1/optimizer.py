@@ -186,7 +186,7 @@ class LossScaleOptimizerV1(LossScaleOptimizer, tf.compat.v1.train.Optimizer):
             self._opt,
             variables,
             {"name": name},
-            average=self._average_over_workers(variables, facts.distribution, is_done=is_averaged),
+            average=None if is_averaged else self._average_over_workers(variables, facts.distribution),
             leaves_out_none=False,
             global_step=global_step,
             distribution=facts.distribution,
