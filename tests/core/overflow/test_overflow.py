@@ -262,6 +262,9 @@ def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed
     in_sum = [3000, 10000] if num_summed == 2 else [0, 0]
     rows = [_NOTHING, [3000 + in_sum[0], 3000, 0], _NOTHING, [0, 1, 0], [in_sum[1], 0, 0]]
     assert counted.numpy().tolist() == rows
+    # A detector that counts finite values looks at all of them.
+    saturated = GradientCheck(tfmp.SaturationDetector(), tf.constant(8.0), num_summed=num_summed)
+    assert MODES[mode](saturated.counts)([tf.fill([100, 100], 65504.0)]).numpy().tolist() == [[0, 0, 10000]]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,7 @@ def test_counts_of_large_gradients_are_those_of_all_values(mode: str, num_summed
 def test_gradients_that_were_checked_before_are_not_read_again(before: bool, value: float, usable: bool) -> None:
     old, new = tf.constant([math.nan]), tf.constant([value])
     known = Checked(Found(tf.constant(before), tf.constant(2.0)), grads=[old])
-    for grads, expected in [([old, new, None], usable), ([old, None], before)]:
+    for grads, expected in [([old, new, None], usable), ([new], usable), ([old, None], before)]:
         found = _check(needs_max_abs=True).find(grads, known)
         assert (bool(found.usable), float(found.max_abs)) == (expected, 2)
     # The largest magnitude is found if it is needed and not known.

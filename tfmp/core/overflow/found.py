@@ -76,11 +76,11 @@ class GradientCheck(NamedTuple):
     #: True if the manager needs the largest magnitude of the gradients.
     needs_max_abs: bool = False
 
-    def find(self, grads: Gradients, before: Checked | None = None) -> Found:
-        """Check gradients; those that were checked `before` and did not change are not read again."""
-        to_read = grads if before is None else arithmetic.without(grads, before.grads)
+    def find(self, grads: Gradients, checked: Checked | None = None) -> Found:
+        """Check gradients; those that were `checked` before and did not change are not read again."""
+        to_read = grads if checked is None else arithmetic.without(grads, checked.grads)
         flags = []
-        if before is None or any(grad is not None for grad in to_read):
+        if checked is None or arithmetic.values_of(to_read):
             to_detect = self._to_detect(to_read)
             flags.append(self.detector.all_finite(to_detect, self.loss_scale))
             if self.are_scaled:
@@ -92,10 +92,10 @@ class GradientCheck(NamedTuple):
                 flags.append(measures.all_finite(to_detect, self.num_summed, self._scaled_by))
             if self.overwritten:
                 flags.append(measures.all_finite(self._next_values(to_read)))
-        if before is not None:
-            flags.append(before.found.usable)
+        if checked is not None:
+            flags.append(checked.found.usable)
         usable = functools.reduce(tf.logical_and, flags)
-        found = Found(usable) if before is None else before.found._replace(usable=usable)
+        found = Found(usable) if checked is None else checked.found._replace(usable=usable)
         if not self.needs_max_abs or found.max_abs is not None:
             return found
         largest = measures.max_abs(self._to_detect(grads))
