@@ -56,6 +56,15 @@ def strategy() -> tf.distribute.MirroredStrategy:
 
 
 @pytest.fixture
+def control_flow_v1() -> Iterator[None]:
+    was_v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    yield
+    if was_v2:
+        tf.compat.v1.enable_control_flow_v2()
+
+
+@pytest.fixture
 def no_graph_rewrite_after() -> Iterator[None]:
     """Turn TensorFlow's mixed precision graph rewrite off after the test.
 

@@ -1,6 +1,5 @@
 """Private names of TensorFlow of which no other test says exactly what they mean."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,15 +65,6 @@ def test_place_of_ops_in_control_dependencies_and_control_flow_of_tf1_is_known(c
     assert None not in contexts
     assert loops == [False, True]
     assert not any(at_top_level)
-
-
-@pytest.fixture
-def control_flow_v1() -> Iterator[None]:
-    was_v2 = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    yield
-    if was_v2:
-        tf.compat.v1.enable_control_flow_v2()
 
 
 @pytest.mark.parametrize("conditional", ["cond", "switch_case"])

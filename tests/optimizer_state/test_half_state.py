@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from half_training import adam, fitted, least_squares_error, slot_types, state
+from half_training import adam, fitted, least_squares_error, slot_types
 from kerases import (
     assert_trains_as,
     dense_model,
@@ -203,29 +203,6 @@ def test_skipped_step_leaves_slots_and_random_numbers_as_they_were(way: str) -> 
     assert_trains_as(adam(keras), wrap(adam(keras)), keras, run)
 
 
-def test_step_that_grad_scaler_skips_leaves_all_state_as_it_was() -> None:
-    def trained(overflows: set[int]) -> list[Any]:
-        half, variables, scaler = adam(keras), kernel_and_bias(keras), tfmp.GradScaler(init_scale=1024.0)
-        half.build(variables)
-
-        @functools.partial(tf.function, autograph=False)
-        def step(grads: list[tf.Tensor]) -> None:
-            scaler.scale(tf.constant(1.0))
-            scaler.step(half, zip(grads, variables, strict=True))
-            scaler.update()
-
-        for seed in range(4):
-            before = [*values(variables), *state(half)]
-            if seed in overflows:
-                step([grad * np.inf for grad in gradients(seed)])
-                assert [*values(variables), *state(half)] == before
-            step([scaler.loss_scale * grad for grad in gradients(seed)])
-            assert [*values(variables), *state(half)] != before
-        return [*values(variables), *state(half)]
-
-    assert trained({1, 2}) == trained(set())
-
-
 def test_replicas_hold_equal_state(two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         plain = keras.optimizers.Adam(0.125)
@@ -328,14 +305,6 @@ def test_small_decays_and_steps_of_half_weights_are_right_in_the_mean(dtype: str
     # A step of an eighth of the distance between two numbers of bfloat16, by default and without slots.
     tfmp.half_state(keras.optimizers.SGD(0.5)).apply([tf.fill([4096], tf.constant(2.0**-10, dtype))], [excluded])
     assert np.float32(excluded.numpy()).mean() == pytest.approx(1 - 2.0**-11, abs=2.0**-13)
-
-
-def test_model_at_o3_learns() -> None:
-    sgd = tfmp.half_state(keras.optimizers.SGD(0.02, momentum=0.9), momentum="float16", rounding="stochastic")
-    trained = dense_model(keras, tfmp.LossScaleOptimizer(sgd, tfmp.FixedLossScaleManager(128.0)), "float16")
-    losses = fitted(trained, epochs=20).history.history["loss"]
-    assert {weight.dtype for weight in trained.weights} == {"float16"}
-    assert losses[-1] < losses[0] / 10
 
 
 @pytest.mark.parametrize("way", ["plain", "accumulation", "MultiOptimizer", "GradScaler"])

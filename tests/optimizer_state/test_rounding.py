@@ -72,10 +72,6 @@ def test_errors_of_steps_are_independent() -> None:
         assert abs(correlation) < 4 / math.sqrt(one.size)
 
 
-def _itself(value: tf.Tensor) -> tf.Tensor:
-    return value
-
-
 def _values(seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
     rng = np.random.default_rng(seed)
     of_all_sizes = rng.normal(size=20_000) * 10.0 ** rng.integers(-10, 10, size=20_000)
@@ -97,11 +93,11 @@ def _num_programs(function: Callable[..., object], *args: Any) -> tuple[int, int
 
 @_TYPES
 @_SEEDS
-@pytest.mark.parametrize("compute", [_itself, operator.add, operator.sub])
+@pytest.mark.parametrize("compute", [tf.identity, operator.add, operator.sub])
 def test_programs_give_the_bits_of_operations_one_by_one(
     compute: Callable[..., tf.Tensor], dtype: tf.DType, seed: list[int] | None
 ) -> None:
-    values = [_values(0)] if compute is _itself else [_values(0, dtype), _values(1)]
+    values = [_values(0)] if compute is tf.identity else [_values(0, dtype), _values(1)]
     numbers = None if seed is None else [tf.constant(number, tf.int64) for number in seed]
     expected = _bits(rounded(compute(*(tf.cast(value, tf.float32) for value in values)), dtype, numbers))
 
@@ -120,7 +116,7 @@ def test_results_of_all_shapes_share_one_program_without_a_warning(caplog: pytes
     shapes: list[list[int]] = [[], [3], [2, 3], [0, 4], *([size] for size in range(4, 9))]
 
     def results() -> list[tf.Tensor]:
-        return [rounded_result(_itself, [tf.ones(shape)], tf.bfloat16, [0, n]) for n, shape in enumerate(shapes)]
+        return [rounded_result(tf.identity, [tf.ones(shape)], tf.bfloat16, [0, n]) for n, shape in enumerate(shapes)]
 
     assert _num_programs(results) == (len(shapes), 1)
     for found in (tf.function(results, autograph=False)(), results()):

@@ -1,9 +1,6 @@
 """Saving and resuming models with the wrapper, in every format of every Keras: each goes on in every bit."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import python_process
 from kerases import Halving, dense_model, for_every_keras, installed, optimizer, state, values, wrap
 from moving import FORMS, Form, built, checkpoint, for_forms, train
 
@@ -216,14 +214,7 @@ def test_fresh_process_loads_models_of_this_and_of_an_earlier_tfmp(tmp_path: Pat
             recorded = Path(__file__).parent.parent / "recordings" / "scales"
             saved.append((keras, recorded / f"keras{keras.__version__[0]}_own" / "model.keras", [4, 1]))
     described = json.dumps([(keras.__name__, str(path), shape) for keras, path, shape in saved])
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, described],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(tfmp.__file__).parent.parent), *sys.path])},
-    )
+    done = python_process.run("-c", _LOAD, described)
     assert done.returncode == 0, done.stderr
     for (keras, path, shape), of_loaded in zip(saved, map(json.loads, done.stdout.splitlines()), strict=True):
         # This process imported Keras and the front-end before it loads the file.

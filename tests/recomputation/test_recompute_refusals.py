@@ -1,7 +1,7 @@
 """What recompute, Recompute and recompute_layers refuse, by name and with advice; and what they allow."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -127,15 +127,6 @@ def test_what_cannot_be_recomputed_is_refused(call: Any, error: type[Exception],
         call()
 
 
-@pytest.fixture
-def _control_flow_v1() -> Iterator[None]:
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_enabled:
-        tf1.enable_control_flow_v2()
-
-
 def _gradient(function: Callable[[tf.Tensor], tf.Tensor]) -> object:
     x = tf.constant([1.0, 2.0])
     return tf.gradients(tfmp.recompute(function)(x), x)
@@ -162,7 +153,7 @@ _A, _B, _A3 = ("a", [2]), ("b", [2]), ("a", [3])
 
 
 @pytest.mark.graph
-@pytest.mark.usefixtures("_control_flow_v1")
+@pytest.mark.usefixtures("control_flow_v1")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
