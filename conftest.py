@@ -13,6 +13,7 @@ _NEEDS = {
     "tfmp/npu/estimator.py": "keras 2",
     "tfmp/optimizer_state/half_state.py": "keras 3",
     "tests/migrate/rules/npu/test_npu_samples.py": "keras 2",
+    "tests/mixed_precision": "keras",
     "tests/migrate/tables": "keras 2",
     "tfmp/migrate": "libcst",
     "tools/exported_program.py": "jax",
