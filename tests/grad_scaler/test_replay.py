@@ -122,6 +122,13 @@ def test_batch_is_replayed_while_it_is_skipped_as_a_whole(name: str, way: str) -
 
 
 @IN_BOTH_WAYS
+def test_batch_is_replayed_no_more_often_than_is_said(way: str) -> None:
+    training = _Training(0.0)
+    WAYS[way](lambda: tfmp.replay(training.together, training.scaler, max_replays=2))()
+    assert training.state() == [0, 16, 3]
+
+
+@IN_BOTH_WAYS
 def test_replicas_replay_together(way: str, two_replicas: tf.distribute.MirroredStrategy) -> None:
     with two_replicas.scope():
         scaler, weight, optimizer = tfmp.GradScaler(32), tf.Variable(0.0), sgd()

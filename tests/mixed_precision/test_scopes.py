@@ -43,6 +43,19 @@ _KINDS = {
 _for_every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in _KINDS.items()])
 
 
+@_for_every_kind
+def test_object_is_entered_within_itself_and_a_decorated_function_calls_itself(kind: _Kind) -> None:
+    name, result = next(iter(kind.names.items()))
+    scope = kind.make(name)
+
+    @scope
+    def found(depth: int) -> list[str]:
+        with scope:
+            return [kind.found(), *(found(depth - 1) if depth else []), kind.found()]
+
+    assert (found(1), kind.found()) == ([result] * 4, "float32")
+
+
 @pytest.mark.parametrize("main_leaves", ["first", "last"])
 @_for_every_kind
 def test_object_acts_in_each_of_the_threads_that_enter_it_whichever_leaves_first(kind: _Kind, main_leaves: str) -> None:

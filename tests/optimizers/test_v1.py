@@ -71,6 +71,14 @@ def test_every_optimizer_trains_as_without_a_wrapper_and_skips_overflows(session
     assert problem.weights() == session.run(plain).tolist()
 
 
+def test_float16_loss_is_scaled_in_float32(session: tf1.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, given = tf1.train.GradientDescentOptimizer(0.5), list[tf.Tensor]()
+    monkeypatch.setattr(inner, "compute_gradients", lambda loss, *_, **__: given.append(loss) or [])
+    # 2**17 is infinite in float16, the type in which tf.contrib multiplied the loss.
+    tfmp.LossScaleOptimizer(inner, tfmp.FixedLossScaleManager(2**17)).compute_gradients(tf.constant(3.0, tf.float16))
+    assert session.run(given) == [3 * 2**17]
+
+
 def test_compute_gradients_returns_unscaled_float32(session: tf1.Session) -> None:
     problem = Problem(session, tf.float16)
     # tf.contrib unscaled in float16, where the reciprocal of 2**25 is 0.

@@ -24,8 +24,8 @@ class OptimizerAdapter:
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3, for reports and errors.
-        dtypes: For each gradient the dtype to which it is cast before it is checked, because an unscaled gradient can
-            overflow in the dtype of its variable; None if the gradient stays in float32.
+        dtypes: For each gradient the dtype to which it is cast, before it is checked if it could overflow in it; None
+            if the gradient stays in float32.
         overwritten: The indices of the variables whose "gradient" is their next value (Keras' float8 scales). Such a
             "gradient" was never scaled.
         sums_first: True if the gradients are already summed over the replicas when they are checked. If it is False,
@@ -80,13 +80,15 @@ class OptimizerAdapter:
             for index, (grad, dtype) in enumerate(zip(grads, self.dtypes, strict=True))
         ]
 
-    def can_unscale_late(self, grads: Gradients) -> bool:
-        """Return whether these scaled gradients can be checked as they are, and unscaled when they are applied.
+    @property
+    def reduces(self) -> bool:
+        """True if `reduce` sums or averages over several replicas, for which gradients must be unscaled."""
+        averages = self._average is not None and running_horovod() is not None
+        return averages or (self.sums_first and tf.distribute.has_strategy())
 
-        Finite ones must stay finite when they are unscaled and cast, and nothing may be summed before.
-        """
-        is_reduced = running_horovod() is not None or (self.sums_first and tf.distribute.has_strategy())
-        return not (is_reduced or self.overwritten) and all(
+    def can_unscale_late(self, grads: Gradients) -> bool:
+        """Return whether finite gradients stay finite when they are unscaled and cast; False if one was not scaled."""
+        return not self.overwritten and all(
             dtype == tf.float64 or (dtype in {tf.float32, None} and (grad is None or grad.dtype != tf.float64))
             for grad, dtype in zip(grads, self.dtypes, strict=True)
         )

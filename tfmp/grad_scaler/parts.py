@@ -22,8 +22,8 @@ from tfmp.types import Done, Gradient, Gradients, GradsAndVars
 class ScaledGradientsOptimizer(Protocol):
     """A protocol for optimizers that unscale gradients and skip steps themselves, for example in one fused kernel.
 
-    Any object with this method qualifies. `GradScaler` calls it at every step, on every replica, and checks an unscaled
-    copy of the gradients that the optimizer does not see.
+    Any object with this method qualifies. `GradScaler` calls it at every step, on every replica, and checks the
+    gradients before.
 
     Examples:
         >>> class Fused:

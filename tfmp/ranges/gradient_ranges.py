@@ -28,8 +28,7 @@ class StepsWithRanges(StepProperties):
         Returns:
             The object with which you request a step and read what it recorded; the same one at each call. `request()`
             asks for the next step, and `read()` returns what was recorded: for each list of variables their `names`,
-            the `counts` of their gradients as `tfmp.ranges.exponent_counts` returns them, and the factor that the
-            gradients had, `scaled_by`.
+            and the `counts` of their unscaled gradients as `tfmp.ranges.exponent_counts` returns them.
 
         Examples:
             >>> import tfmp
@@ -53,19 +52,16 @@ class StepsWithRanges(StepProperties):
 
 
 class RecordedRanges(NamedTuple):
-    """The powers of two of the gradients of a step.
+    """The powers of two of the unscaled gradients of a step.
 
     Attributes:
         names: The names of the variables, or their paths in Keras 3.
         counts: A row of `tfmp.ranges.exponent_counts` for each variable, summed over the replicas. Where replicas
             average their gradients before the step (Keras 2, Horovod), each counts the same means.
-        scaled_by: The factor of the gradients that were counted: the loss scale if they were counted before they were
-            unscaled, otherwise 1.
     """
 
     names: list[str]
     counts: np.ndarray
-    scaled_by: float
 
 
 class GradientRanges(NotCheckpointed):
@@ -96,7 +92,7 @@ class GradientRanges(NotCheckpointed):
         """
         states = [(record.names, record.state.read()) for record in self._each]
         return [
-            RecordedRanges(list(names), state.counts.numpy(), float(state.scaled_by))
+            RecordedRanges(list(names), state.counts.numpy())
             for names, state in states
             if state.counts.numpy().any() and not bool(state.due)
         ]
@@ -108,13 +104,13 @@ class GradientRanges(NotCheckpointed):
         state = self._each.of(names).state
         present = [grad for grad in grads if grad is not None]
         dtypes = [values.dtype for values in arithmetic.values_of(present)]
-        scaled_by = tf.ones([]) if loss_scale is None else loss_scale
 
         def count(integers: Gradients) -> Done:
-            here = iter(_bitcast(integers, dtypes))
+            given = _bitcast(integers, dtypes)
+            here = iter(given if loss_scale is None else arithmetic.unscale(given, loss_scale))
             counts_here = exponent_counts([None if grad is None else next(here) for grad in grads])
             counts = distribution.total(counts_here, "gradient_ranges")
-            return distribution.once(lambda: state.assign(_State(tf.constant(False), counts, tf.identity(scaled_by))))
+            return distribution.once(lambda: state.assign(_State(tf.constant(False), counts)))
 
         # As integers: within XLA the conditional is a loop that multiplies what it is given by 1, and a floating-point
         # multiplication replaces subnormal numbers by 0.
@@ -122,7 +118,7 @@ class GradientRanges(NotCheckpointed):
         return distribution.conditional_update(state.get("due"), integers, count, lambda _: tf.no_op())
 
     def _new_record(self, names: Sequence[str]) -> "_Record":
-        initial = _State(np.bool_(self._requested), np.zeros([len(names), NUM_COUNTS], np.int64), np.float32(1))
+        initial = _State(np.bool_(self._requested), np.zeros([len(names), NUM_COUNTS], np.int64))
         return _Record(tuple(names), StateVariables(initial, saved=False))
 
 
@@ -133,7 +129,6 @@ _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 class _State(NamedTuple):
     due: tf.Tensor
     counts: tf.Tensor
-    scaled_by: tf.Tensor
 
 
 class _Record(NamedTuple):

@@ -73,15 +73,13 @@ class FitRanges:
         if not records:
             return None
         names = [name for record in records for name in record.names]
-        unscaled = [
-            RangeHistogram(counts).times(1 / record.scaled_by).row for record in records for counts in record.counts
-        ]
+        gradients = [counts for record in records for counts in record.counts]
         variables = self._model.trainable_variables
         weights = exponent_counts([tf.convert_to_tensor(each) for each in variables]).numpy()
         recording, self._asked = self._asked, None
         return recording._replace(
             histograms={
-                "gradients": histograms_by_name(names, unscaled),
+                "gradients": histograms_by_name(names, gradients),
                 "weights": histograms_by_name(names_of(variables), weights),
                 **self._activation_kinds(recording.loss_scale),
             }

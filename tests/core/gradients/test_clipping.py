@@ -154,6 +154,12 @@ def test_single_gradient_is_clipped_as_in_a_list(way: Callable[..., Any]) -> Non
         assert _numbers([single]) == _numbers(way([grad], 2))
 
 
+@in_every_mode
+def test_norm_may_exceed_float32(mode: str) -> None:
+    clipped, norm = MODES[mode](lambda: tfmp.clip_by_global_norm([tf.fill([4], 2.0**127)], 4.0))()
+    assert (_numbers(clipped), float(norm)) == ([[2.0] * 4], 2.0**128)
+
+
 _NORMS = (tfmp.clip_by_norm, tfmp.clip_by_global_norm)
 
 

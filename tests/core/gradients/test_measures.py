@@ -44,6 +44,12 @@ def test_values_whose_sum_would_overflow_are_found(dtype: tf.DType, mode: str) -
     assert measures.overflows_in_sum(values, 1).numpy().tolist() == [False] * 5
 
 
+def test_largest_magnitude_is_divided_before_it_is_float32() -> None:
+    grads = [tf.constant([-3e39, 1.0], tf.float64), tf.constant([65504.0], tf.float16)]
+    assert float(measures.max_abs(grads, tf.constant(32768.0))) == pytest.approx(3e39 / 32768)
+    assert float(measures.max_abs(grads)) == math.inf
+
+
 #: Values at which arithmetic has special cases: zeros, denormal numbers, values whose squares just overflow, the
 #: largest values, infinities and NaN.
 _EDGES = ["0", "tiny", "-tiny", "root", "-root", "max", "-max", "inf", "-inf", "nan"]

@@ -252,6 +252,8 @@ def test_setting_of_the_user_decides_whether_horovod_distributes_and_one_warning
         (([3.0, 4.0], None), tf.float32, None, True, 5),
         (([3.0, 4.0], None), tf.float32, None, False, 10),
         (([40000.0], None), tf.float16, None, False, 80000),
+        # The sum of the scaled ones would overflow.
+        (([2.0**127], None), tf.float32, 2.0**100, False, 2**28),
     ],
 )
 def test_norm_is_that_of_the_unscaled_sum(

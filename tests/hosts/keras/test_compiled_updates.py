@@ -21,6 +21,7 @@ from kerases import (
     wrap,
 )
 from pairs import SHAPES, Pair, apply, many_gradients, many_variables
+from stand_ins import run_horovod
 
 import tfmp
 
@@ -305,7 +306,9 @@ def test_update_is_compiled_on_demand_or_where_it_saves_time_and_keras_runs_alon
 
 
 @for_every_keras()
-def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(keras: ModuleType) -> None:
+def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(
+    keras: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # So many small ones, none like another, that compiling the update of all would take longer than it saves.
     large = variable(keras, np.zeros([1024, 1024]))
     variables = [large, *(variable(keras, np.ones([index]), f"small_{index}") for index in range(64))]
@@ -320,6 +323,9 @@ def test_variables_that_have_a_gradient_decide_whether_the_program_is_compiled(k
     grad = tf.zeros([1024, 1024])
     for given, is_compiled in [([grad, *[None] * 64], True), ([grad, *small], False), ([None, *small], False)]:
         assert bool(compiled_calls(lambda given=given: step(given))) is is_compiled
+    # Horovod takes no part in it.
+    run_horovod(monkeypatch, 1)
+    assert compiled_calls(lambda: step([grad, *[None] * 64]))
 
 
 @pytest.mark.parametrize("jit_compile", ["auto", True])

@@ -136,10 +136,11 @@ def _state(x: tf.Tensor, w: Any) -> Any:
     w.assign(half)
     w.assign_add(half * 3.0)
     w.assign_sub(half)
+    assigned = w * 1.0
     w.scatter_update(tf.IndexedSlices(half[:1], tf.constant([0])))
     w.scatter_nd_add([[0]], half[:1])
     w[1].assign(half[0])
-    return [half, w * tf.reduce_sum(w)]
+    return [half, assigned, w * tf.reduce_sum(w)]
 
 
 def _quotients(x: tf.Tensor, _: Any) -> Any:
@@ -160,7 +161,7 @@ _ROWS = {
         f"product {name}": Row(within(lambda x, _, of=of: of(x @ _EYE)), type_, _WAYS)
         for name, (of, type_) in _ARRAYS_AND_NUMBERS.items()
     },
-    "state": Row(within(_state), "H F", _WAYS),
+    "state": Row(within(_state), "H F F", _WAYS),
     "quotients": Row(within(_quotients), "F F F F F F F"),
     "sparse and ragged": Row(within(_sparse_and_ragged), "F F"),
     "Python functions": Row(

@@ -149,9 +149,12 @@ def large_norm_of_each(grads: Gradients) -> tf.Tensor:
     return largest * tf.sqrt(squares[:, 0])
 
 
-def max_abs(grads: Gradients) -> tf.Tensor:
-    """Return the largest magnitude among all values of gradients, in float32: 0 if there is none, NaN if one is NaN."""
-    return tf.cast(_largest([tf.cast(values, tf.float32) for values in values_of(grads)]), tf.float32)
+def max_abs(grads: Gradients, loss_scale: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Return the largest magnitude among all values of gradients, in float32: 0 if there is none, NaN if one is NaN.
+
+    It is divided by the `loss_scale` in float64.
+    """
+    return tf.cast(_largest(map(widen, values_of(grads))) / tf.cast(loss_scale, tf.float64), tf.float32)
 
 
 def sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf.DType = tf.int64) -> tf.Tensor:

@@ -54,7 +54,7 @@ class OverflowDetector(abc.ABC):
         """Count the values that overflowed in each gradient, for the overflow reports; called on skipped steps only.
 
         Args:
-            grads: The unscaled gradients of one replica.
+            grads: The gradients of one replica: unscaled, unless `ignores_scale` is True.
             loss_scale: The scale of the loss, a float32 scalar.
 
         Returns:

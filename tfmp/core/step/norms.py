@@ -19,7 +19,7 @@ from tfmp.types import Done, Gradients
 
 
 class Measured(NamedTuple):
-    """The gradients whose norm is that of a step: the sum over all replicas, unscaled, before it is clipped."""
+    """The gradients whose norm, once they are summed over all replicas and unscaled, is that of a step."""
 
     grads: Gradients
     #: The number by which the gradients are still multiplied; None if they are in true magnitude.
@@ -34,13 +34,17 @@ class Measured(NamedTuple):
         use the norm, which need not be right then.
         """
         grads = self.grads
+        scaled_by = self.loss_scale
         if any(isinstance(grad, tf.IndexedSlices) for grad in grads) or not self.is_summed:
             grads = [arithmetic.map_values(arithmetic.widen, grad) for grad in grads]
         if not self.is_summed:
+            if scaled_by is not None:
+                # A sum of scaled gradients could overflow.
+                grads, scaled_by = arithmetic.unscale(grads, scaled_by), None
             is_named = len(names) == len(grads)
             grads = distribution.sums(grads, names if is_named else [f"gradient {i}" for i in range(len(grads))])
         norm = global_norm(list(map(arithmetic.added_up, grads)), is_needed=is_needed)
-        return norm if self.loss_scale is None else norm / tf.cast(self.loss_scale, tf.float64)
+        return norm if scaled_by is None else norm / tf.cast(scaled_by, tf.float64)
 
 
 class _LastNorm(NamedTuple):

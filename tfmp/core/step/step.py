@@ -94,7 +94,7 @@ def step_of(
     """
     scaler, _, loss_scale = facts
     may_check_scaled = scaler.detector.ignores_scale and scaler.manager.lowest_loss_scale >= 1
-    if are_scaled and may_check_scaled and adapter.can_unscale_late(grads):
+    if are_scaled and may_check_scaled and not adapter.reduces and adapter.can_unscale_late(grads):
         scaled_by, typed = loss_scale, grads
     else:
         grads = in_true_magnitude(adapter, grads, loss_scale) if are_scaled else grads

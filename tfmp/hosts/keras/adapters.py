@@ -98,7 +98,7 @@ class Keras2Adapter(KerasAdapter):
     sums_first = True
 
     def can_unscale_late(self, grads: Gradients) -> bool:
-        """Return whether these scaled gradients can be checked as they are, and unscaled when they are applied."""
+        """Return whether finite gradients stay finite when they are unscaled, cast and applied."""
         # A user's own `aggregate_gradients` may do more than sum.
         return not is_foreign(self.optimizer.aggregate_gradients) and super().can_unscale_late(grads)
 

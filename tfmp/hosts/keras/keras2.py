@@ -10,7 +10,7 @@ from tfmp.any_keras.internals import learning_rate_or_schedule
 from tfmp.any_keras.which import is_foreign
 from tfmp.core import lists, settings
 from tfmp.core.accumulation import AccumulationSettings
-from tfmp.core.distribute.horovod_detection import is_horovods
+from tfmp.core.distribute.horovod_detection import is_horovods, running_horovod
 from tfmp.core.managers import Specification
 from tfmp.core.step.scaler import LossScaler
 from tfmp.core.tracing import without_autograph
@@ -199,7 +199,8 @@ class LossScaleOptimizerKeras2(LossScaleOptimizerKeras, OfKeras2):
             {} if name is None else {"name": name},
             average=None if is_averaged else self._average_over_workers(variables, facts.distribution),
             leaves_out_none=False,
-            programs=self._programs.of(self.inner_optimizer),
+            # Horovod's ops can be no part of a program.
+            programs=self._programs.of(self.inner_optimizer) if running_horovod() is None else None,
             is_summed=is_reduced,
             counts_skipped_steps=self._iterations_include_skipped_steps,
         )
