@@ -32,8 +32,8 @@ class Step(NamedTuple):
     facts: Facts
     gradient_check: GradientCheck
     #: The number by which the gradients are still multiplied; None if they are in true magnitude.
-    loss_scale: tf.Tensor | None
-    #: Unscales, clips and applies the gradients; None if the optimizer itself clips and applies them.
+    scaled_by: tf.Tensor | None
+    #: Unscales, clips and applies the gradients; None if `adapter.apply` does.
     program: Program | None
     #: What is known of the gradients already: from `GradScaler.unscale`, or from the micro-batches of a window.
     checked: Checked | None
@@ -46,8 +46,8 @@ class Step(NamedTuple):
         If this replica's gradients are not usable, no replica applies any, and the norm need not be right.
         """
         clips = self.program is not None and self.program.clips
-        # In a graph these are the sums that the check computes anyway. Eager code would compute them in each step, for
-        # the few that are skipped.
+        # In a graph this needs only the sums that the check computes anyway. Eager code would compute them in each
+        # step, for the few that are skipped.
         has_sums = self.checked is None and not tf.executing_eagerly()
         return HeldByStep(
             list(self.grads),
@@ -58,13 +58,13 @@ class Step(NamedTuple):
 
     def apply(self, held: "HeldByStep") -> Done:
         """Unscale and apply the gradients."""
-        adapter, loss_scale = self.adapter, self.loss_scale
+        adapter, scaled_by = self.adapter, self.scaled_by
         if self.program is not None:
             # In a program, dividing by 1 costs nothing.
-            return self.program.run(held.grads, tf.ones([]) if loss_scale is None else loss_scale, held.norm)
-        if loss_scale is None:
+            return self.program.run(held.grads, tf.ones([]) if scaled_by is None else scaled_by, held.norm)
+        if scaled_by is None:
             return adapter.apply(held.grads)
-        return adapter.apply(adapter.typed(arithmetic.unscale(held.grads, loss_scale)))
+        return adapter.apply(adapter.typed(arithmetic.unscale(held.grads, scaled_by)))
 
 
 class HeldByStep(NamedTuple):
@@ -90,7 +90,7 @@ def step_of(
     """Decide how a step with this replica's gradients runs; `checked` is what is known of those in true magnitude.
 
     Scaled gradients stay scaled until they are applied, if they may be checked so: a step that is skipped then saves
-    unscaling them. All others are unscaled, and cast to the types of their variables.
+    unscaling them. Otherwise they are unscaled here. Those in true magnitude are cast to the types of their variables.
     """
     scaler, _, loss_scale = facts
     may_check_scaled = scaler.detector.ignores_scale and scaler.manager.lowest_loss_scale >= 1
@@ -136,7 +136,7 @@ def _measured(
     is_summed = adapter.sums_first or facts.distribution.num_summed == 1
     # Clipped, or cast.
     differ = bool(arithmetic.values_of(arithmetic.without(whole, typed)))
-    exchanges = not is_summed or (differ and reduced is not typed)
+    exchanges = not is_summed or (differ and adapter.reduces)
     # A norm that is not recorded may be fetched on one worker alone, which would wait for the others.
     if exchanges and not facts.scaler.norms.is_recorded:
         return None
@@ -176,9 +176,9 @@ def apply_or_skip(step: Step) -> tuple[Done, Found]:
     if norm is not None:
         done.append(distribution.once(lambda: scaler.norms.store(norm, look, found)))
     # For hooks, which fetch the gradients of a graph; and for the ranges of gradients.
-    record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.loss_scale))
+    record_gradients(RecordedGradients(scaler.manager, names, step.grads, step.scaled_by))
     if scaler.monitor is not None:
-        done.append(scaler.monitor._record(names, step.grads, step.loss_scale, distribution))
+        done.append(scaler.monitor._record(names, step.grads, step.scaled_by, distribution))
     return tf.group(*done), found
 
 
