@@ -1,7 +1,6 @@
 """The wrapper around optimizers on two workers, in two processes that must make the same decisions."""
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -54,10 +53,7 @@ def _run(trainings: Sequence[str], directory: Path, *, outlive: bool = False) ->
 
 def _states(finished: replica_processes.Finished, training: str) -> list[list[Any]]:
     """Return the states that each worker printed."""
-    return [
-        [json.loads(line) for line in re.findall(rf"STATE \d {re.escape(training)}: (.*)", log)]
-        for log in finished.logs
-    ]
+    return finished.states(rf"\d {re.escape(training)}:")
 
 
 #: A launch in which the second worker died in the last training, and the directory of that one's checkpoints.
