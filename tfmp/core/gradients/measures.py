@@ -149,12 +149,13 @@ def large_norm_of_each(grads: Gradients) -> tf.Tensor:
     return largest * tf.sqrt(squares[:, 0])
 
 
-def max_abs(grads: Gradients, loss_scale: tf.Tensor | float = 1.0) -> tf.Tensor:
+def max_abs(grads: Gradients, loss_scale: tf.Tensor | None = None) -> tf.Tensor:
     """Return the largest magnitude among all values of gradients, in float32: 0 if there is none, NaN if one is NaN.
 
-    It is divided by the `loss_scale` in float64.
+    With a `loss_scale` it is divided by it, in float64.
     """
-    return tf.cast(_largest(map(widen, values_of(grads))) / tf.cast(loss_scale, tf.float64), tf.float32)
+    largest = _largest(map(widen, values_of(grads)))
+    return tf.cast(largest if loss_scale is None else largest / tf.cast(loss_scale, tf.float64), tf.float32)
 
 
 def sums_of_each(grads: Gradients, functions: Sequence[_Elementwise], dtype: tf.DType = tf.int64) -> tf.Tensor:

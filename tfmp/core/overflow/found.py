@@ -98,8 +98,7 @@ class GradientCheck(NamedTuple):
         found = Found(usable) if checked is None else checked.found._replace(usable=usable)
         if not self.needs_max_abs or found.max_abs is not None:
             return found
-        scaled_by = self.loss_scale if self.are_scaled else 1.0
-        return found._replace(max_abs=measures.max_abs(self._to_detect(grads), scaled_by))
+        return found._replace(max_abs=measures.max_abs(self._to_detect(grads), self._scaled_by))
 
     def are_suspect(self, grads: Gradients) -> tf.Tensor | None:
         """Return which large gradients may have values that overflowed; None if each of them may."""
